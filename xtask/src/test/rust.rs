@@ -1,0 +1,169 @@
+//! Steps that run on cargo and its usual companions.
+
+use anyhow::{Result, bail};
+
+use super::tools::Toolchain;
+use super::{Outcome, Tools};
+use crate::command::Command;
+use crate::workspace::Workspace;
+
+pub fn fmt(_: &Workspace, _: &Tools) -> Result<Outcome> {
+    Command::new("cargo fmt --all --check").run()?;
+    Ok(Outcome::passed())
+}
+
+pub fn clippy(_: &Workspace, _: &Tools) -> Result<Outcome> {
+    for features in ["", "--all-features"] {
+        Command::new("cargo clippy --workspace --all-targets").args(features).args("-- -D warnings").run()?;
+    }
+    Ok(Outcome::passed())
+}
+
+/// No feature, each alone, and each pair: a fault that needs three of them together is one that all features show.
+pub fn features(workspace: &Workspace, _: &Tools) -> Result<Outcome> {
+    let features: Vec<_> = workspace.library()?.features.keys().filter(|name| *name != "default").collect();
+    let mut sets = vec![String::new()];
+    for (i, first) in features.iter().enumerate() {
+        sets.push(first.to_string());
+        sets.extend(features[i + 1..].iter().map(|second| format!("{first},{second}")));
+    }
+    for set in &sets {
+        let check = Command::new("cargo clippy --package tokio-rdma --all-targets --no-default-features");
+        check.arg(format!("--features={set}")).args("-- -D warnings").run()?;
+    }
+    Ok(Outcome::passed_with(format!("{} sets", sets.len())))
+}
+
+pub fn docs(_: &Workspace, _: &Tools) -> Result<Outcome> {
+    let doc = Command::new("cargo doc --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings");
+    doc.clone().args("--workspace --document-private-items").run()?;
+    doc.args("--package tokio-rdma").run()?;
+    Ok(Outcome::passed())
+}
+
+pub fn test(_: &Workspace, tools: &Tools) -> Result<Outcome> {
+    let selection = "--workspace --all-features --lib --bins --tests";
+    let tally = if tools.nextest() {
+        Tally::of(&Command::new("cargo nextest run --success-output immediate").args(selection).run()?)
+    } else {
+        Tally::of(&Command::new("cargo test --no-fail-fast").args(selection).args("-- --show-output").run()?)
+    };
+    if tally.ran == 0 {
+        bail!("no test ran: a run of nothing proves nothing");
+    }
+    Ok(tally.outcome())
+}
+
+pub fn doctest(_: &Workspace, _: &Tools) -> Result<Outcome> {
+    let tally = Tally::of(&Command::new("cargo test --doc --all-features --package tokio-rdma").run()?);
+    if tally.ran == 0 {
+        return Ok(Outcome::skipped("the documentation holds no example"));
+    }
+    Ok(tally.outcome())
+}
+
+pub fn examples(_: &Workspace, _: &Tools) -> Result<Outcome> {
+    Command::new("cargo build --package tokio-rdma --examples --all-features").run()?;
+    // What the README promises first.
+    for example in ["quickstart", "echo"] {
+        Command::new("cargo run --package tokio-rdma --all-features --example").arg(example).run()?;
+    }
+    Ok(Outcome::passed())
+}
+
+/// Two short rounds of the benchmark, so that it cannot rot; without figures, since this is a debug build on a busy machine.
+pub fn bench(_: &Workspace, _: &Tools) -> Result<Outcome> {
+    Command::new("cargo test --package tokio-rdma --bench soft").run()?;
+    Ok(Outcome::passed())
+}
+
+/// The library alone: what its tests and examples depend on makes no promise to users. The other half of this one is clippy's `incompatible_msrv`, which finds newer std APIs on every machine.
+pub fn msrv(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
+    let version = msrv_version(workspace)?;
+    let Some(toolchain) = tools.release(&version)? else {
+        return Ok(Outcome::skipped(format!("neither rustup nor Debian has Rust {version} here")));
+    };
+    let check = toolchain.cargo("check --package tokio-rdma --lib --all-features --target-dir");
+    check.arg(workspace.target.join("msrv")).run()?;
+    Ok(Outcome::passed_with(toolchain.version()?))
+}
+
+/// The promised version without its patch level: `1.85`.
+fn msrv_version(workspace: &Workspace) -> Result<String> {
+    match &workspace.library()?.rust_version {
+        Some(version) => Ok(format!("{}.{}", version.major, version.minor)),
+        None => bail!("Cargo.toml: rust-version is missing"),
+    }
+}
+
+/// The library's tests, built by another compiler or with other flags, in a target directory of their own.
+pub fn test_library(tools: &Tools, toolchain: &Toolchain, configure: impl Fn(Command) -> Command) -> Result<usize> {
+    let run = if tools.nextest() { "nextest run --profile sanitizer" } else { "test --no-fail-fast" };
+    let command = toolchain.cargo(run).args("--package tokio-rdma --lib --tests --all-features");
+    match Tally::of(&configure(command).run()?).ran {
+        0 => bail!("no test ran: a run of nothing proves nothing"),
+        ran => Ok(ran),
+    }
+}
+
+/// What a test runner said of how many tests there were.
+#[derive(Debug, Default, PartialEq)]
+pub struct Tally {
+    pub ran: usize,
+    ignored: usize,
+    /// A test that cannot do its work on this machine prints a line `skipped: REASON`.
+    skips: Vec<String>,
+}
+
+impl Tally {
+    /// Adds up the closing lines of cargo test (one a binary) or of nextest.
+    pub fn of(text: &str) -> Self {
+        let mut tally = Self::default();
+        for line in text.lines().map(str::trim) {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let before = |word| -> usize {
+                let place = words.iter().position(|it| it.trim_end_matches([';', ',']) == word);
+                place.and_then(|at| words[..at].last()?.parse().ok()).unwrap_or(0)
+            };
+            if line.starts_with("test result: ") {
+                tally.ran += before("passed") + before("failed");
+                tally.ignored += before("ignored");
+            } else if line.starts_with("Summary [") {
+                tally.ran += before("passed") + before("failed");
+                tally.ignored += before("skipped");
+            } else if let Some(reason) = line.strip_prefix("skipped: ") {
+                tally.skips.push(reason.to_owned());
+            }
+        }
+        tally
+    }
+
+    fn outcome(self) -> Outcome {
+        let mut outcome = Outcome::passed_with(format!("{} tests", self.ran));
+        outcome.skips = self.skips;
+        if self.ignored > 0 {
+            outcome
+                .skips
+                .push(format!("{} tests are marked #[ignore], with their reasons in the source", self.ignored));
+        }
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_what_cargo_test_prints() {
+        let text = "test a ... ok\n\ntest result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out\n\
+                    test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n";
+        assert_eq!(Tally::of(text), Tally { ran: 14, ignored: 1, skips: vec![] });
+    }
+
+    #[test]
+    fn counts_what_nextest_prints() {
+        let text = "    skipped: no RDMA device\n     Summary [   0.105s] 4 tests run: 4 passed (1 slow), 2 skipped\n";
+        assert_eq!(Tally::of(text), Tally { ran: 4, ignored: 2, skips: vec!["no RDMA device".into()] });
+    }
+}
