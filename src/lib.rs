@@ -1,1 +1,101 @@
-//! RDMA for tokio.
+//! RDMA for tokio: Send, Receive, Read, Write and atomics as futures.
+//!
+//! A service posts an operation, awaits a future and gets its buffer back. The completion channel of the device sits in tokio's reactor;
+//! no operation costs a task, an allocation or, while completions keep coming, a system call of its own to wait.
+//! On machines without RDMA hardware the software device `soft0` carries the same operations over sockets, under the same rules.
+//!
+//! ```
+//! use tokio_rdma::{Access, Connection, Device, Listener};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> tokio_rdma::Result<()> {
+//! let device = Device::open("soft0")?;
+//! let domain = device.alloc_pd()?;
+//! let listener = Listener::bind(&domain, "127.0.0.1:0").await?;
+//! let connecting = Connection::connect(&domain, listener.local_address());
+//! let (client, server) = tokio::try_join!(connecting, listener.accept())?;
+//!
+//! // Two-sided: a message into a buffer that the peer has posted.
+//! let mut receive = server.receive(domain.alloc(64)?);
+//! receive.try_post()?;
+//! let hello = client.send(domain.register(b"hello".to_vec())?).await?;
+//! assert_eq!(receive.await?.message(), &hello[..]);
+//!
+//! // One-sided: the peer lends memory, and its program takes no part.
+//! let shared = domain.alloc(4096)?.expose(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)?;
+//! let remote = shared.remote(); // plain data: send it to whoever may use the memory
+//! client.write(hello, &remote).await?;
+//! let answer = client.read(domain.alloc(5)?, &remote).await?;
+//! assert_eq!(&answer[..], b"hello");
+//! assert_eq!(client.fetch_add(&remote.slice(8..16)?, 5).await?, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The path of one operation
+//!
+//! ```text
+//! user's task                                completion                     device
+//! client.write(buffer, &remote)
+//!   checked, waits for a slot in order
+//!   the slot takes the buffer ────────────────────────────── post ────────▶ moves the bytes
+//!   looks at the completion queue:           one dispatcher per queue,
+//!   whoever looks serves everybody ────────▶ behind a try-lock  ◀────────── completion
+//!   not there: Pending                       the driver task sleeps on the
+//!                                            completion channel's descriptor
+//!   Ready(Ok(buffer)) or                  ◀─ the slot gives the buffer back
+//!   Ready(Err(error with the buffer))
+//! ```
+//!
+//! # Buffers
+//!
+//! - [`Buffer`]: owned, registered, unique; splits and joins. [`SharedBuffer`]: the same, read-only and shared. [`SgList`]: several of them as one operand.
+//! - [`BufferPool`]: registers once, hands buffers out and takes them back when they are dropped.
+//! - [`ExposedRegion`]: a buffer that a peer may read, write or update; described to it by a [`RemoteRegion`].
+//!
+//! An operation takes its buffer by value. The device may use memory long after a future was dropped, so a borrowed buffer
+//! could not be made safe; an owned one stays with the operation's slot until the device has let go of it.
+//!
+//! # Cancel safety
+//!
+//! Every future of this crate can be dropped at any time. An operation that was not posted yet then never is. One that was posted is
+//! carried out by the device all the same; its buffer is released when the device reports the completion, or when the connection is gone.
+//!
+//! # Features
+//!
+//! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`] and [`QueuePairEndpoint`].
+#![deny(unsafe_code)]
+#![doc(test(attr(deny(warnings), allow(dead_code))))]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("tokio-rdma runs on Linux: its devices and completion channels are Linux interfaces");
+
+mod address;
+mod completion;
+mod connection;
+mod device;
+mod error;
+mod memory;
+pub mod op;
+mod provider;
+pub mod soft;
+mod sync;
+
+pub use address::{Address, IntoAddress};
+pub use completion::CompletionMode;
+pub use connection::{
+    Connection, ConnectionBuilder, ConnectionStats, Listener, ListenerBuilder, Mtu, PendingConnection,
+    QueuePairEndpoint,
+};
+pub use device::{DEVICE_VARIABLE, Device, DeviceBuilder, DeviceInfo, Provider};
+pub use error::{CloseReason, Error, Operation, RemoteTarget, Result, WcStatus};
+pub use memory::{
+    Access, Buffer, BufferPool, DomainStats, ExposeError, ExposedRegion, Get, MemoryRegion, OwnedMemory,
+    ProtectionDomain, Reclaim, RemoteRegion, SgList, SgSegment, SharedBuffer, SourceBuffer, TargetBuffer, UnsplitError,
+};
+pub use provider::{DeviceLimits, Link};
+
+/// The README's examples, tested.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

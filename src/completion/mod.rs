@@ -1,0 +1,9 @@
+//! From a completion on the device to the future that waits for it.
+
+pub(crate) mod driver;
+mod mode;
+pub(crate) mod pair;
+pub(crate) mod queue;
+pub(crate) mod table;
+
+pub use mode::CompletionMode;

@@ -1,0 +1,418 @@
+//! A queue pair as the operations see it: the device's queue pair and the tables of what it holds.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use tokio::sync::watch;
+
+use crate::completion::queue::{CompletionQueue, Room};
+use crate::completion::table::{Effects, Key, Outcome, Refused, Signal, Table, Ticket, WakeLater};
+use crate::error::CloseReason;
+use crate::memory::{AnyBuffer, Buffer, BufferPool, ProtectionDomain};
+use crate::provider::{
+    self, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, SendOp as WrOp, SendRequest, SgeList,
+    WorkCompletion,
+};
+use crate::sync::Mutex;
+
+use std::task::{Context, Poll};
+
+/// Bits of a work request's id that name the queue pair within its completion queue.
+const PAIR_BITS: u32 = 64 - 1 - Key::BITS;
+
+/// Most queue pairs of one completion queue.
+pub(crate) const MAX_PAIRS: usize = 1 << PAIR_BITS;
+
+/// Which queue of the pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Send,
+    Receive,
+}
+
+/// A work request's id: queue pair, queue, slot and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrId {
+    pub pair: u32,
+    pub side: Side,
+    pub key: Key,
+}
+
+impl WrId {
+    pub(crate) fn to_bits(self) -> u64 {
+        let side = u64::from(self.side == Side::Receive);
+        u64::from(self.pair) << (Key::BITS + 1) | side << Key::BITS | self.key.to_bits()
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self {
+            pair: (bits >> (Key::BITS + 1)) as u32,
+            side: if bits >> Key::BITS & 1 == 1 { Side::Receive } else { Side::Send },
+            key: Key::from_bits(bits),
+        }
+    }
+}
+
+/// Plain counters, all relaxed: they tell a story, they synchronise nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub sends: AtomicU64,
+    pub receives: AtomicU64,
+    pub writes: AtomicU64,
+    pub reads: AtomicU64,
+    pub atomics: AtomicU64,
+    pub bytes_sent: AtomicU64,
+    pub bytes_received: AtomicU64,
+    pub slot_waits: AtomicU64,
+    pub errors: AtomicU64,
+}
+
+/// A queue pair with its op tables.
+pub(crate) struct QueuePair {
+    pub(crate) send: Table<AnyBuffer>,
+    pub(crate) receive: Table<AnyBuffer>,
+    pub(crate) counters: Counters,
+    pub(crate) config: QpConfig,
+    pub(crate) max_message: u64,
+    pub(crate) domain: ProtectionDomain,
+    /// The completion queue, and this pair's share of its depth.
+    room: Room,
+    /// This pair's number in its completion queue.
+    index: u32,
+    /// Held from taking a slot to posting, so that the table's order is the device's; with scratch space for that.
+    send_post: Mutex<Vec<SendRequest>>,
+    receive_post: Mutex<ReceiveRequest>,
+    atomic_results: OnceLock<BufferPool>,
+    closed: watch::Sender<Option<CloseReason>>,
+    device: provider::Qp,
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair").field("number", &self.device.number()).finish_non_exhaustive()
+    }
+}
+
+/// Why an operation was not posted.
+#[derive(Debug)]
+pub(crate) enum Rejected {
+    Closed(CloseReason),
+    Exhausted,
+    System(std::io::Error),
+}
+
+impl From<Refused> for Rejected {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Closed(reason) => Self::Closed(reason),
+            Refused::Exhausted => Self::Exhausted,
+        }
+    }
+}
+
+impl From<PostErrorKind> for Rejected {
+    fn from(kind: PostErrorKind) -> Self {
+        match kind {
+            PostErrorKind::Closed(reason) => Self::Closed(reason),
+            // The table admits no more than the queue holds, so a provider that says "full" has lost count.
+            PostErrorKind::Full => Self::System(std::io::ErrorKind::OutOfMemory.into()),
+            PostErrorKind::System(error) => Self::System(error),
+        }
+    }
+}
+
+/// One request on its way to [`QueuePair::submit`].
+pub(crate) enum Request {
+    Send { op: WrOp, inline: bool },
+    Receive,
+}
+
+impl QueuePair {
+    /// Puts a fresh queue pair under the care of `queue`'s dispatcher.
+    pub(crate) fn attach(
+        device: provider::Qp,
+        room: Room,
+        domain: ProtectionDomain,
+        config: QpConfig,
+        max_message: u64,
+    ) -> Option<Arc<Self>> {
+        let (send_depth, receive_depth) = (config.send_depth as usize, config.receive_depth as usize);
+        let queue = room.queue().clone();
+        let seed = queue.next_seed();
+        let pair = queue.adopt(|index| {
+            Arc::new(Self {
+                send: Table::new(send_depth, seed),
+                receive: Table::new(receive_depth, seed),
+                counters: Counters::default(),
+                config,
+                max_message,
+                domain,
+                room,
+                index,
+                send_post: Mutex::new(Vec::with_capacity(send_depth)),
+                receive_post: Mutex::new(ReceiveRequest { wr_id: 0, sges: SgeList::new() }),
+                atomic_results: OnceLock::new(),
+                closed: watch::Sender::new(None),
+                device,
+            })
+        })?;
+        // The link may have failed before the dispatcher knew whom to tell.
+        pair.device_failed();
+        Some(pair)
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.device.number()
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<CompletionQueue> {
+        self.room.queue()
+    }
+
+    pub(crate) fn table(&self, side: Side) -> &Table<AnyBuffer> {
+        match side {
+            Side::Send => &self.send,
+            Side::Receive => &self.receive,
+        }
+    }
+
+    pub(crate) fn provider_counters(&self) -> provider::QpCounters {
+        self.device.counters()
+    }
+
+    /// Takes a slot for the owner and posts the request, or joins the line.
+    pub(crate) fn submit(
+        &self,
+        request: &Request,
+        owner: &mut Option<AnyBuffer>,
+        ticket: &mut Option<Ticket>,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Result<Key, Rejected>> {
+        match request {
+            Request::Send { op, inline } => self.submit_send(*op, *inline, owner, ticket, cx),
+            Request::Receive => self.submit_receive(owner, ticket, cx),
+        }
+    }
+
+    fn submit_send(
+        &self,
+        op: WrOp,
+        inline: bool,
+        owner: &mut Option<AnyBuffer>,
+        ticket: &mut Option<Ticket>,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Result<Key, Rejected>> {
+        let mut wake = WakeLater::default();
+        let mut scratch = self.send_post.lock();
+        let request = reuse(&mut scratch);
+        if let Some(owner) = owner {
+            owner.push_sges(&mut request.sges);
+        }
+        let key = match self.send.submit(owner, ticket, cx, &mut wake) {
+            Poll::Ready(Ok(key)) => key,
+            Poll::Ready(Err(refused)) => return Poll::Ready(Err(refused.into())),
+            Poll::Pending => return Poll::Pending,
+        };
+        (request.wr_id, request.op, request.signaled, request.inline) = (self.wr_id(Side::Send, key), op, true, inline);
+        let posted = self.device.post_send(&scratch);
+        self.posted(Side::Send, key, owner, posted, &mut wake)
+    }
+
+    fn submit_receive(
+        &self,
+        owner: &mut Option<AnyBuffer>,
+        ticket: &mut Option<Ticket>,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Result<Key, Rejected>> {
+        let mut wake = WakeLater::default();
+        let mut request = self.receive_post.lock();
+        request.sges.clear();
+        if let Some(owner) = owner {
+            owner.push_sges(&mut request.sges);
+        }
+        let key = match self.receive.submit(owner, ticket, cx, &mut wake) {
+            Poll::Ready(Ok(key)) => key,
+            Poll::Ready(Err(refused)) => return Poll::Ready(Err(refused.into())),
+            Poll::Pending => return Poll::Pending,
+        };
+        request.wr_id = self.wr_id(Side::Receive, key);
+        let posted = self.device.post_receive(std::slice::from_ref(&*request));
+        self.posted(Side::Receive, key, owner, posted, &mut wake)
+    }
+
+    fn posted(
+        &self,
+        side: Side,
+        key: Key,
+        owner: &mut Option<AnyBuffer>,
+        posted: Result<(), PostError>,
+        wake: &mut WakeLater,
+    ) -> Poll<Result<Key, Rejected>> {
+        let table = self.table(side);
+        match posted {
+            // Accepted after all, if the device says so: it completes, with the error.
+            Ok(()) | Err(PostError { accepted: 1.., .. }) => Poll::Ready(Ok(key)),
+            Err(PostError { kind, .. }) => {
+                *owner = table.retract(key, wake);
+                Poll::Ready(Err(kind.into()))
+            }
+        }
+    }
+
+    /// Posts the members of a batch with one doorbell. Places for all of `members` were taken before.
+    ///
+    /// Returns how many of them the device took, and why not all of them.
+    pub(crate) fn post_batch(&self, members: &mut Vec<BatchMember>) -> (usize, Option<Rejected>) {
+        let places = members.len();
+        let mut scratch = self.send_post.lock();
+        scratch.clear();
+        // The last one posted always has a completion of its own, so that the silent ones before it resolve too.
+        members.retain(|member| self.send.launch(member.key, member.signal));
+        let last = members.len().saturating_sub(1);
+        for (position, member) in members.iter_mut().enumerate() {
+            scratch.push(SendRequest {
+                wr_id: self.wr_id(Side::Send, member.key),
+                op: member.op,
+                sges: std::mem::take(&mut member.sges),
+                signaled: member.signal == Signal::Own || position == last,
+                inline: member.inline,
+            });
+        }
+        let posted = if scratch.is_empty() { Ok(()) } else { self.device.post_send(&scratch) };
+        scratch.clear();
+        drop(scratch);
+        self.send.return_places(places - members.len());
+        match posted {
+            Ok(()) => (members.len(), None),
+            Err(PostError { accepted, kind }) => {
+                let (taken, refused) = members.split_at(accepted.min(members.len()));
+                let outcome = match &kind {
+                    PostErrorKind::Closed(reason) => Outcome::Closed(reason.clone()),
+                    _ => Outcome::NotPosted("the device refused this member of the batch"),
+                };
+                let mut effects = Effects::default();
+                for member in refused {
+                    self.send.refuse(member.key, outcome.clone(), &mut effects);
+                }
+                effects.run();
+                if taken.last().is_some_and(|last| last.signal == Signal::Silent) {
+                    // The completion that was to speak for them is not coming; this one does.
+                    self.probe();
+                }
+                (accepted, Some(kind.into()))
+            }
+        }
+    }
+
+    /// Why the queue pair does not work any more, once everything that was pending has ended.
+    pub(crate) fn close_reason(&self) -> Option<CloseReason> {
+        self.closed.borrow().clone()
+    }
+
+    /// Why it does not work any more, even if the dispatcher has not heard of it yet.
+    pub(crate) fn close_reason_now(&self) -> Option<CloseReason> {
+        self.device.close_reason()
+    }
+
+    pub(crate) fn closed(&self) -> watch::Receiver<Option<CloseReason>> {
+        self.closed.subscribe()
+    }
+
+    /// Queue pair to the error state, everything pending ends in an error, the dispatcher forgets it. Idempotent.
+    pub(crate) fn close(&self, reason: CloseReason) {
+        let released = self.device.fail(reason.clone());
+        let reason = self.device.close_reason().unwrap_or(reason);
+        if released {
+            // Completions that the device reported before it failed keep their own status.
+            self.queue().drain();
+            self.failed(reason);
+        }
+    }
+
+    /// The device moved this queue pair to the error state by itself, if it did, and its completions were taken.
+    pub(crate) fn device_failed(&self) {
+        if let Some(reason) = self.device.close_reason() {
+            self.failed(reason);
+        }
+    }
+
+    /// The queue pair is in the error state and the device touches none of its buffers any more.
+    fn failed(&self, reason: CloseReason) {
+        let mut effects = Effects::default();
+        self.send.end(&reason, &mut effects);
+        self.receive.end(&reason, &mut effects);
+        effects.run();
+        let first = self.closed.send_if_modified(|closed| {
+            let first = closed.is_none();
+            closed.get_or_insert(reason.clone());
+            first
+        });
+        if first {
+            tracing::debug!(qp = self.number(), %reason, "connection closed");
+            self.queue().forget(self.index);
+        }
+    }
+
+    /// Completions so far, in both directions.
+    pub(crate) fn completed(&self) -> u64 {
+        self.send.completed() + self.receive.completed()
+    }
+
+    /// Posts an empty write that nobody awaits: the peer's device acknowledges it, or the retry budget runs out.
+    /// It needs no key (InfiniBand specification, volume 1, 9.7.4.1.2: a zero-length request is not checked against memory).
+    pub(crate) fn probe(&self) {
+        let op = WrOp::Write { remote: RemoteAddress::default(), imm: None };
+        let mut owner = Some(AnyBuffer::None);
+        if let Poll::Ready(Ok(key)) = self.submit_send(op, false, &mut owner, &mut None, None) {
+            self.send.abandon(key);
+        }
+    }
+
+    /// Called by the dispatcher for each completion of this pair.
+    pub(crate) fn complete(&self, id: WrId, completion: WorkCompletion, effects: &mut Effects<AnyBuffer>) {
+        self.table(id.side).complete(id.key, completion, effects);
+    }
+
+    /// An 8-byte registered place for an atomic's result.
+    pub(crate) fn atomic_result(&self) -> crate::error::Result<Buffer> {
+        if let Some(buffer) = self.atomic_results()?.try_get() {
+            return Ok(buffer);
+        }
+        self.domain.alloc(8)
+    }
+
+    fn atomic_results(&self) -> crate::error::Result<&BufferPool> {
+        if let Some(pool) = self.atomic_results.get() {
+            return Ok(pool);
+        }
+        let pool = BufferPool::new(&self.domain, 8, self.config.send_depth as usize)?;
+        Ok(self.atomic_results.get_or_init(|| pool))
+    }
+
+    fn wr_id(&self, side: Side, key: Key) -> u64 {
+        WrId { pair: self.index, side, key }.to_bits()
+    }
+}
+
+/// The one request in the scratch space, with its scatter/gather list empty: moving a fresh one in would cost more than filling it.
+fn reuse(scratch: &mut Vec<SendRequest>) -> &mut SendRequest {
+    scratch.truncate(1);
+    if scratch.is_empty() {
+        let op = WrOp::Send { imm: None };
+        scratch.push(SendRequest { wr_id: 0, op, sges: SgeList::new(), signaled: true, inline: false });
+    }
+    let request = &mut scratch[0];
+    request.sges.clear();
+    request
+}
+
+/// A member of a batch, ready to be posted.
+#[derive(Debug)]
+pub(crate) struct BatchMember {
+    pub key: Key,
+    pub op: WrOp,
+    pub sges: SgeList,
+    pub signal: Signal,
+    pub inline: bool,
+}

@@ -1,0 +1,243 @@
+//! A completion queue and its dispatcher: whoever looks takes every completion there is, for everybody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::completion::driver::Kick;
+use crate::completion::mode::CompletionMode;
+use crate::completion::pair::{MAX_PAIRS, QueuePair, WrId};
+use crate::completion::table::Effects;
+use crate::error::{CloseReason, Error, Result};
+use crate::memory::AnyBuffer;
+use crate::provider::{self, WorkCompletion};
+use crate::sync::{Mutex, MutexGuard};
+
+/// Completions taken in one go: a batch that fits a few cache lines and still empties a deep queue quickly.
+const BATCH: usize = 32;
+
+/// Batches one look takes at most, so that a flood of completions cannot hold a tokio worker.
+const BATCHES_PER_LOOK: usize = 8;
+
+#[derive(Debug)]
+struct Dispatcher {
+    batch: [WorkCompletion; BATCH],
+    pairs: Vec<Option<Arc<QueuePair>>>,
+    vacant: Vec<u32>,
+    failed: Vec<u32>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    device: provider::Cq,
+    dispatcher: Mutex<Dispatcher>,
+    mode: CompletionMode,
+    pub(crate) kick: Kick,
+    /// Whether a driver cares for this queue.
+    pub(crate) driven: AtomicBool,
+    depth: AtomicU32,
+    seed: AtomicU32,
+    /// Polling has failed, so no completion is to be had any more.
+    broken: AtomicBool,
+    pub(crate) counters: QueueCounters,
+}
+
+/// Counters of a completion queue, shared by its connections.
+#[derive(Debug, Default)]
+pub(crate) struct QueueCounters {
+    pub looks: AtomicU64,
+    pub completions: AtomicU64,
+    /// Finished operations that their futures took.
+    pub taken: AtomicU64,
+    pub wakeups: AtomicU64,
+    pub spins: AtomicU64,
+    pub events: AtomicU64,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(context: &provider::Context, mode: CompletionMode) -> Result<Self> {
+        Ok(Self {
+            device: context.create_cq(1)?,
+            dispatcher: Mutex::new(Dispatcher {
+                batch: [WorkCompletion::default(); BATCH],
+                pairs: Vec::new(),
+                vacant: Vec::new(),
+                failed: Vec::new(),
+            }),
+            mode,
+            kick: Kick::default(),
+            driven: AtomicBool::new(false),
+            depth: AtomicU32::new(0),
+            seed: AtomicU32::new(0),
+            broken: AtomicBool::new(false),
+            counters: QueueCounters::default(),
+        })
+    }
+
+    pub(crate) fn mode(&self) -> CompletionMode {
+        self.mode
+    }
+
+    pub(crate) fn device(&self) -> &provider::Cq {
+        &self.device
+    }
+
+    /// Makes room for a queue pair's completions before it exists: a completion queue never overruns.
+    pub(crate) fn reserve(self: &Arc<Self>, depth: u32, limit: u32) -> Result<Room> {
+        let grow = |before: u32| before.checked_add(depth).filter(|total| *total <= limit);
+        let before =
+            self.depth.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grow).map_err(|before| Error::Limit {
+                operation: "connect",
+                what: "completion queue depth",
+                value: u64::from(before) + u64::from(depth),
+                limit: u64::from(limit),
+                hint: "use shorter queues, or a device with more completion queues",
+            })?;
+        let room = Room { queue: self.clone(), depth };
+        // The device never shrinks a queue, so the order of two of these does not matter.
+        self.device.resize(before + depth)?;
+        Ok(room)
+    }
+
+    /// How many completions this queue may have to hold.
+    pub(crate) fn load(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Registers a queue pair with the dispatcher under a fresh index.
+    pub(crate) fn adopt(&self, make: impl FnOnce(u32) -> Arc<QueuePair>) -> Option<Arc<QueuePair>> {
+        let mut dispatcher = self.dispatcher.lock();
+        let index = match dispatcher.vacant.pop() {
+            Some(index) => index,
+            None if dispatcher.pairs.len() < MAX_PAIRS => {
+                dispatcher.pairs.push(None);
+                dispatcher.pairs.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let pair = make(index);
+        dispatcher.pairs[index as usize] = Some(pair.clone());
+        Some(pair)
+    }
+
+    pub(crate) fn forget(&self, index: u32) {
+        let mut dispatcher = self.dispatcher.lock();
+        let gone = dispatcher.pairs.get_mut(index as usize).and_then(Option::take);
+        if gone.is_some() {
+            dispatcher.vacant.push(index);
+        }
+        drop(dispatcher);
+        drop(gone);
+    }
+
+    /// Everyone that is attached.
+    pub(crate) fn pairs(&self) -> Vec<Arc<QueuePair>> {
+        self.dispatcher.lock().pairs.iter().flatten().cloned().collect()
+    }
+
+    /// Takes what is there, unless somebody else is at it. Returns the number of completions found.
+    pub(crate) fn look(&self) -> usize {
+        match self.dispatcher.try_lock() {
+            Some(dispatcher) => self.dispatch(dispatcher, BATCHES_PER_LOOK),
+            None => 0,
+        }
+    }
+
+    /// Like [`look`](Self::look), but waits for somebody else's look to end first. After arming the queue nothing less will do:
+    /// that other look may have polled before the queue was armed.
+    pub(crate) fn look_after_arming(&self) -> usize {
+        self.dispatch(self.dispatcher.lock(), BATCHES_PER_LOOK)
+    }
+
+    /// Takes everything that was there when this was called.
+    pub(crate) fn drain(&self) {
+        // What the others' operations add meanwhile is theirs: the queue holds no more than this at once.
+        let looks = self.load() as usize / (BATCH * BATCHES_PER_LOOK) + 1;
+        for _ in 0..looks {
+            if self.broken.load(Ordering::SeqCst) || self.dispatch(self.dispatcher.lock(), BATCHES_PER_LOOK) == 0 {
+                return;
+            }
+        }
+    }
+
+    /// A number for the tables of a new queue pair that differs from those of the pairs before it.
+    pub(crate) fn next_seed(&self) -> u32 {
+        // An odd step far from 1, since generations grow by 1.
+        self.seed.fetch_add(0x9E37_79B1, Ordering::Relaxed)
+    }
+
+    fn dispatch(&self, mut guard: MutexGuard<'_, Dispatcher>, batches: usize) -> usize {
+        let dispatcher = &mut *guard;
+        let mut effects = Effects::<AnyBuffer>::default();
+        let mut found = 0;
+        // Asked first: a queue pair's last completions are there before the device says that it failed,
+        // so they are all in the polls that follow, and keep their own status.
+        let failed = self.device.take_failed(&mut dispatcher.failed);
+        let mut left = batches;
+        let broken = loop {
+            let taken = match self.device.poll(&mut dispatcher.batch) {
+                Ok(taken) => taken,
+                Err(error) => break Some(error),
+            };
+            for completion in &dispatcher.batch[..taken] {
+                let id = WrId::from_bits(completion.wr_id);
+                if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
+                    pair.complete(id, *completion, &mut effects);
+                }
+            }
+            found += taken;
+            left = left.saturating_sub(1);
+            if taken < BATCH || (left == 0 && !failed) {
+                break None;
+            }
+        };
+        // An empty Vec does not allocate: this is the steady path.
+        let mut ended = Vec::new();
+        for number in dispatcher.failed.drain(..) {
+            ended.extend(dispatcher.pairs.iter().flatten().find(|pair| pair.number() == number).cloned());
+        }
+        // Only who holds the dispatcher counts these.
+        advance(&self.counters.looks, 1);
+        advance(&self.counters.completions, found as u64);
+        drop(guard);
+        effects.run();
+        for pair in ended {
+            pair.device_failed();
+        }
+        if let Some(error) = broken.filter(|_| !self.broken.swap(true, Ordering::SeqCst)) {
+            self.fail_all(&CloseReason::Device(error.to_string().into()));
+        }
+        found
+    }
+
+    /// Closes every queue pair.
+    pub(crate) fn fail_all(&self, reason: &CloseReason) {
+        for pair in self.pairs() {
+            pair.close(reason.clone());
+        }
+    }
+}
+
+/// Adds to a counter that one thread at a time writes, without a locked instruction.
+pub(crate) fn advance(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+/// A queue pair's share of a completion queue, given back on drop.
+#[derive(Debug)]
+pub(crate) struct Room {
+    queue: Arc<CompletionQueue>,
+    depth: u32,
+}
+
+impl Room {
+    pub(crate) fn queue(&self) -> &Arc<CompletionQueue> {
+        &self.queue
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.queue.depth.fetch_sub(self.depth, Ordering::Relaxed);
+    }
+}

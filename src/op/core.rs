@@ -1,0 +1,352 @@
+//! What all operations share: checking, waiting for a slot, posting, looking, and taking the result.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use crate::completion::pair::{QueuePair, Rejected, Request, Side};
+use crate::completion::table::{Abandoned, Key, Outcome, Ticket};
+use crate::error::{Error, Operation, RemoteTarget, WcStatus};
+use crate::memory::{Access, AnyBuffer, RemoteRegion};
+use crate::provider::{RemoteAddress, SendOp as WrOp, WorkCompletion};
+
+/// What is to be done, before it is bound to a buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verb {
+    Send { imm: Option<u32> },
+    Receive,
+    Write { remote: RemoteRegion, imm: Option<u32> },
+    Read { remote: RemoteRegion },
+    CompareSwap { remote: RemoteRegion, compare: u64, swap: u64 },
+    FetchAdd { remote: RemoteRegion, add: u64 },
+}
+
+impl Verb {
+    pub(crate) fn operation(&self) -> Operation {
+        match self {
+            Self::Send { .. } => Operation::Send,
+            Self::Receive => Operation::Receive,
+            Self::Write { .. } => Operation::Write,
+            Self::Read { .. } => Operation::Read,
+            Self::CompareSwap { .. } => Operation::CompareSwap,
+            Self::FetchAdd { .. } => Operation::FetchAdd,
+        }
+    }
+
+    fn side(&self) -> Side {
+        match self {
+            Self::Receive => Side::Receive,
+            _ => Side::Send,
+        }
+    }
+
+    fn remote(&self) -> Option<(&RemoteRegion, Access)> {
+        match self {
+            Self::Send { .. } | Self::Receive => None,
+            Self::Write { remote, .. } => Some((remote, Access::REMOTE_WRITE)),
+            Self::Read { remote } => Some((remote, Access::REMOTE_READ)),
+            Self::CompareSwap { remote, .. } | Self::FetchAdd { remote, .. } => Some((remote, Access::REMOTE_ATOMIC)),
+        }
+    }
+
+    /// The request as the device takes it; `None` for a receive.
+    pub(crate) fn work_request(&self) -> Option<WrOp> {
+        let place = |remote: &RemoteRegion| RemoteAddress { address: remote.address(), rkey: remote.rkey() };
+        Some(match *self {
+            Self::Receive => return None,
+            Self::Send { imm } => WrOp::Send { imm },
+            Self::Write { ref remote, imm } => WrOp::Write { remote: place(remote), imm },
+            Self::Read { ref remote } => WrOp::Read { remote: place(remote) },
+            Self::CompareSwap { ref remote, compare, swap } => {
+                WrOp::CompareSwap { remote: place(remote), compare, swap }
+            }
+            Self::FetchAdd { ref remote, add } => WrOp::FetchAdd { remote: place(remote), add },
+        })
+    }
+
+    /// Whether a payload of this length travels inline: only where the bytes go from here to there.
+    pub(crate) fn inline(&self, length: u64, pair: &QueuePair) -> bool {
+        matches!(self, Self::Send { .. } | Self::Write { .. }) && length <= u64::from(pair.config.max_inline)
+    }
+
+    /// Everything that can be refused without asking the device is refused here, before anything is posted.
+    pub(crate) fn check(&self, buffer: &AnyBuffer, pair: &QueuePair) -> Result<(), Error> {
+        let operation = self.operation();
+        let name = operation.name();
+        let limit = |what, value, limit, hint| Err(Error::Limit { operation: name, what, value, limit, hint });
+        let length = buffer.len() as u64;
+        buffer.check_domain(operation, pair.domain.id())?;
+        if let Self::Receive | Self::Read { .. } = self {
+            buffer.check_writable(name)?;
+        }
+        let entries = buffer.entries() as u64;
+        let most = match self.side() {
+            Side::Send => pair.config.max_send_sge,
+            Side::Receive => pair.config.max_receive_sge,
+        };
+        if entries > u64::from(most) {
+            return limit(
+                "number of scatter/gather entries",
+                entries,
+                u64::from(most),
+                "raise max_send_sge or max_receive_sge of the connection",
+            );
+        }
+        if length > pair.max_message && !matches!(self, Self::Receive) {
+            return limit("length", length, pair.max_message, "the largest message of this connection; split it");
+        }
+        let Some((remote, needed)) = self.remote() else { return Ok(()) };
+        if !remote.access().contains(needed) {
+            return Err(Error::Access { operation, needed, granted: remote.access() });
+        }
+        if needed == Access::REMOTE_ATOMIC {
+            if remote.address() % 8 != 0 {
+                return limit(
+                    "remote address modulo 8",
+                    remote.address() % 8,
+                    0,
+                    "atomics work on 8-byte aligned places",
+                );
+            }
+            if remote.len() < 8 {
+                return limit("length", 8, remote.len(), "atomics need 8 bytes of remote memory");
+            }
+            return Ok(());
+        }
+        if length == 0 && !matches!(self, Self::Write { imm: Some(_), .. }) {
+            return limit("length", 0, 1, "at least 1 byte; only a send or a write with immediate may be empty");
+        }
+        if length > remote.len() {
+            return limit("length", length, remote.len(), "the buffer is longer than the remote region; split it");
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    /// Not checked yet.
+    New,
+    /// Checked; perhaps in line for a slot.
+    Waiting(Option<Ticket>),
+    Posted(Key),
+    Finished,
+}
+
+/// The engine room of every operation's future.
+///
+/// Dropping it before it is posted means that it never will be; dropping it afterwards leaves the buffer with the table until
+/// the device lets go of it.
+#[derive(Debug)]
+pub(crate) struct Op {
+    pair: Arc<QueuePair>,
+    verb: Verb,
+    length: u64,
+    buffer: Option<AnyBuffer>,
+    state: State,
+}
+
+/// A finished operation: the completion, or the error, and the buffer unless the device still has it.
+pub(crate) type Finished = Result<(WorkCompletion, AnyBuffer), (Error, Option<AnyBuffer>)>;
+
+impl Op {
+    pub(crate) fn new(pair: Arc<QueuePair>, verb: Verb, buffer: AnyBuffer) -> Self {
+        let length = buffer.len() as u64;
+        Self { pair, verb, length, buffer: Some(buffer), state: State::New }
+    }
+
+    /// A member of a batch: its buffer is with the table already.
+    pub(crate) fn parked(pair: Arc<QueuePair>, verb: Verb, length: u64, key: Key) -> Self {
+        Self { pair, verb, length, buffer: None, state: State::Posted(key) }
+    }
+
+    pub(crate) fn operation(&self) -> &'static str {
+        self.verb.operation().name()
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished> {
+        let fresh = !matches!(self.state, State::Posted(_));
+        if fresh {
+            if let Err(error) = ready!(self.advance(Some(cx))) {
+                self.state = State::Finished;
+                return Poll::Ready(Err((error, self.buffer.take())));
+            }
+        }
+        let State::Posted(key) = self.state else { return Poll::Ready(Err((self.polled_after_end(), None))) };
+        let table = self.pair.table(self.verb.side());
+        let queue = self.pair.queue();
+        // A driver that is awake looks as soon as this task has had its turn; posting has left the waker behind.
+        if fresh && queue.kick.awake() {
+            return Poll::Pending;
+        }
+        let mut done = table.poll_done(key, Some(cx));
+        if done.is_pending() && !queue.kick.awake() {
+            queue.look();
+            done = table.poll_done(key, None);
+            // Somebody must go on looking, and follow up on what was found.
+            queue.kick.wake();
+        }
+        let done = ready!(done);
+        queue.counters.taken.fetch_add(1, Ordering::Relaxed);
+        self.state = State::Finished;
+        Poll::Ready(match done {
+            Some((buffer, outcome)) => self.finish(buffer, outcome),
+            None => Err((self.polled_after_end(), None)),
+        })
+    }
+
+    /// Posts now, without waiting for a slot.
+    pub(crate) fn try_post(&mut self) -> Result<(), Error> {
+        match self.advance(None) {
+            Poll::Ready(result) => result,
+            Poll::Pending => {
+                let depth = self.pair.table(self.verb.side()).depth();
+                Err(Error::QueueFull { operation: self.verb.operation(), depth })
+            }
+        }
+    }
+
+    /// Checks and posts, unless that was done. After an error it can be tried again, with the same result.
+    fn advance(&mut self, cx: Option<&mut Context<'_>>) -> Poll<Result<(), Error>> {
+        let mut ticket = match self.state {
+            State::New => {
+                if let Some(buffer) = &self.buffer {
+                    if let Err(error) = self.verb.check(buffer, &self.pair) {
+                        return Poll::Ready(Err(error));
+                    }
+                }
+                None
+            }
+            State::Waiting(ticket) => ticket,
+            State::Posted(_) => return Poll::Ready(Ok(())),
+            State::Finished => return Poll::Ready(Err(self.polled_after_end())),
+        };
+        let had_ticket = ticket.is_some();
+        let request = match self.verb.work_request() {
+            Some(op) => Request::Send { op, inline: self.verb.inline(self.length, &self.pair) },
+            None => Request::Receive,
+        };
+        let posted = self.pair.submit(&request, &mut self.buffer, &mut ticket, cx);
+        self.state = State::Waiting(ticket);
+        match ready_or_wait(posted, ticket.is_some() && !had_ticket, &self.pair) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(key)) => {
+                self.state = State::Posted(key);
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(rejected)) => Poll::Ready(Err(self.rejected(rejected))),
+        }
+    }
+
+    /// Its time is up. It may have finished at the last moment; the buffer comes back unless the device has it.
+    pub(crate) fn expire(&mut self, after: Duration) -> Finished {
+        let table = self.pair.table(self.verb.side());
+        let buffer = match std::mem::replace(&mut self.state, State::Finished) {
+            State::Posted(key) => match table.abandon(key) {
+                Abandoned::Done(buffer, outcome) => return self.finish(buffer, outcome),
+                Abandoned::Parked(buffer) => Some(buffer),
+                Abandoned::Held | Abandoned::Gone => None,
+            },
+            State::Waiting(ticket) => {
+                ticket.into_iter().for_each(|ticket| table.leave(ticket));
+                self.buffer.take()
+            }
+            State::New | State::Finished => self.buffer.take(),
+        };
+        let hint = match buffer {
+            Some(_) => "it was still waiting for its turn, and will not be posted",
+            None => "it may still take effect, and its buffer stays quarantined until the device lets go of it",
+        };
+        Err((Error::Timeout { operation: self.operation(), after, hint: hint.into() }, buffer))
+    }
+
+    fn finish(&self, buffer: AnyBuffer, outcome: Outcome) -> Finished {
+        let operation = self.verb.operation();
+        let counters = &self.pair.counters;
+        match outcome {
+            Outcome::Completed(done) if done.status == WcStatus::Success => {
+                let (count, bytes) = self.counted(&done);
+                count.fetch_add(1, Ordering::Relaxed);
+                if let Some((total, moved)) = bytes {
+                    total.fetch_add(moved, Ordering::Relaxed);
+                }
+                Ok((done, buffer))
+            }
+            Outcome::Completed(done) => {
+                counters.errors.fetch_add(1, Ordering::Relaxed);
+                let error = match (done.status, self.pair.close_reason_now()) {
+                    (WcStatus::Flushed, Some(reason)) => Error::Closed { operation: operation.name(), reason },
+                    (status, _) => Error::Completion {
+                        operation,
+                        status,
+                        vendor_error: done.vendor_error,
+                        remote: self.verb.remote().map(|(remote, _)| RemoteTarget {
+                            address: remote.address(),
+                            length: self.length,
+                            rkey: remote.rkey(),
+                        }),
+                    },
+                };
+                tracing::debug!(qp = self.pair.number(), %error, "operation failed");
+                Err((error, Some(buffer)))
+            }
+            Outcome::Closed(reason) => {
+                counters.errors.fetch_add(1, Ordering::Relaxed);
+                Err((Error::Closed { operation: operation.name(), reason }, Some(buffer)))
+            }
+            Outcome::NotPosted(reason) => {
+                Err((Error::Invalid { operation: operation.name(), reason: reason.to_owned() }, Some(buffer)))
+            }
+        }
+    }
+
+    /// The counter of this kind of operation, and the byte counter with the bytes to add.
+    fn counted(&self, done: &WorkCompletion) -> (&AtomicU64, Option<(&AtomicU64, u64)>) {
+        let counters = &self.pair.counters;
+        match self.verb {
+            Verb::Send { .. } => (&counters.sends, Some((&counters.bytes_sent, self.length))),
+            Verb::Write { .. } => (&counters.writes, Some((&counters.bytes_sent, self.length))),
+            Verb::Receive => (&counters.receives, Some((&counters.bytes_received, u64::from(done.byte_len)))),
+            Verb::Read { .. } => (&counters.reads, Some((&counters.bytes_received, self.length))),
+            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => (&counters.atomics, None),
+        }
+    }
+
+    fn rejected(&self, rejected: Rejected) -> Error {
+        let operation = self.verb.operation().name();
+        match rejected {
+            Rejected::Closed(reason) => Error::Closed { operation, reason },
+            Rejected::Exhausted => Error::Invalid {
+                operation,
+                reason: "two million finished operations of this connection were neither awaited nor dropped"
+                    .to_owned(),
+            },
+            Rejected::System(cause) => Error::io(operation, "on the device", cause),
+        }
+    }
+
+    fn polled_after_end(&self) -> Error {
+        Error::Invalid { operation: self.operation(), reason: "the future was polled after it had finished".to_owned() }
+    }
+}
+
+impl Drop for Op {
+    fn drop(&mut self) {
+        let table = self.pair.table(self.verb.side());
+        match self.state {
+            State::Waiting(Some(ticket)) => table.leave(ticket),
+            State::Posted(key) => drop(table.abandon(key)),
+            _ => {}
+        }
+    }
+}
+
+/// Counts the operations that had to wait for a slot, once each.
+fn ready_or_wait<T>(posted: Poll<T>, joined: bool, pair: &QueuePair) -> Poll<T> {
+    if joined {
+        pair.counters.slot_waits.fetch_add(1, Ordering::Relaxed);
+        tracing::trace!(qp = pair.number(), "queue full: an operation waits for a slot");
+    }
+    posted
+}

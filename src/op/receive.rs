@@ -1,0 +1,61 @@
+//! Receive: a buffer for one message of the peer.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::memory::{Buffer, TargetBuffer};
+use crate::op::OpError;
+use crate::op::core::Op;
+use crate::op::typed::{self, common_methods};
+use crate::provider::{Opcode, WorkCompletion};
+
+/// A posted (or about to be posted) receive; see [`Connection::receive`](crate::Connection::receive).
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled or posted"]
+pub struct ReceiveOp<B> {
+    op: Op,
+    buffer: PhantomData<fn() -> B>,
+}
+
+common_methods!(ReceiveOp<B: TargetBuffer>);
+
+impl<B: TargetBuffer> ReceiveOp<B> {
+    fn output(done: WorkCompletion, buffer: B) -> Received<B> {
+        let in_buffer = done.opcode == Opcode::Receive;
+        Received { buffer, len: done.byte_len as usize, immediate: done.imm, in_buffer }
+    }
+}
+
+impl<B: TargetBuffer> Future for ReceiveOp<B> {
+    type Output = Result<Received<B>, OpError<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        typed::poll(&mut self.op, cx).map_ok(|(done, buffer)| Self::output(done, buffer))
+    }
+}
+
+/// What a receive got.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Received<B> {
+    /// The buffer that was posted, whole.
+    pub buffer: B,
+    /// Length of the message in bytes; of the bytes written by the peer when [`in_buffer`](Self::in_buffer) is false.
+    pub len: usize,
+    /// The immediate data that the peer sent along, if any, as the peer passed it.
+    pub immediate: Option<u32>,
+    /// `true`: the message is in the first [`len`](Self::len) bytes of the buffer. `false`: this is the notice of a Write with
+    /// immediate; the bytes are where the peer wrote them, and the buffer is untouched.
+    pub in_buffer: bool,
+}
+
+impl Received<Buffer> {
+    /// The message: the part of the buffer that was received into. Empty for the notice of a Write with immediate.
+    pub fn message(&self) -> &[u8] {
+        let len = if self.in_buffer { self.len } else { 0 };
+        // A device never reports more than was posted.
+        self.buffer.get(..len).unwrap_or(&self.buffer)
+    }
+}

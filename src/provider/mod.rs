@@ -1,0 +1,479 @@
+//! The narrow interface between the completion machinery and a device: what libibverbs offers, and no more.
+//!
+//! The set of providers is closed (an enum, not a user's generic): `soft` is a software NIC in user space.
+//! A provider moves bytes between [`Segment`]s and reports [`WorkCompletion`]s; it knows nothing of futures, wakers or buffers.
+
+pub(crate) mod soft;
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::address::Address;
+use crate::error::{CloseReason, Result, WcStatus};
+use crate::memory::Access;
+use crate::memory::dma::Segment;
+
+/// A scatter/gather entry: where, and the key that proves it is registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sge {
+    pub segment: Segment,
+    pub lkey: u32,
+}
+
+/// The scatter/gather list of one work request. Four entries without allocating.
+pub(crate) type SgeList = SmallVec<[Sge; 4]>;
+
+/// Memory of the peer, as the wire names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RemoteAddress {
+    pub address: u64,
+    pub rkey: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SendOp {
+    Send {
+        imm: Option<u32>,
+    },
+    Write {
+        remote: RemoteAddress,
+        imm: Option<u32>,
+    },
+    Read {
+        remote: RemoteAddress,
+    },
+    /// The single SGE is the 8-byte place of the old value.
+    CompareSwap {
+        remote: RemoteAddress,
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        remote: RemoteAddress,
+        add: u64,
+    },
+}
+
+/// A work request for the send queue.
+#[derive(Clone, Debug)]
+pub(crate) struct SendRequest {
+    pub wr_id: u64,
+    pub op: SendOp,
+    pub sges: SgeList,
+    /// Whether success produces a completion (failure always does).
+    pub signaled: bool,
+    /// Whether the payload is copied at posting time (`IBV_SEND_INLINE`).
+    pub inline: bool,
+}
+
+/// A work request for the receive queue.
+#[derive(Clone, Debug)]
+pub(crate) struct ReceiveRequest {
+    pub wr_id: u64,
+    pub sges: SgeList,
+}
+
+/// What a completion is about, for the receive side's sake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Opcode {
+    /// Any operation of the send queue.
+    #[default]
+    Request,
+    /// A message landed in a receive buffer.
+    Receive,
+    /// A Write with immediate used up a receive; the buffer is untouched.
+    ReceiveWriteImm,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorkCompletion {
+    pub wr_id: u64,
+    pub status: WcStatus,
+    pub opcode: Opcode,
+    /// Bytes received (receive side) or moved.
+    pub byte_len: u32,
+    pub imm: Option<u32>,
+    pub vendor_error: u32,
+}
+
+impl Default for WorkCompletion {
+    fn default() -> Self {
+        Self { wr_id: 0, status: WcStatus::Success, opcode: Opcode::Request, byte_len: 0, imm: None, vendor_error: 0 }
+    }
+}
+
+/// Why a post was refused. Requests before `accepted` in the list were taken and will complete; the rest were not.
+#[derive(Debug)]
+pub(crate) struct PostError {
+    pub accepted: usize,
+    pub kind: PostErrorKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum PostErrorKind {
+    /// The queue pair is in the error state.
+    Closed(CloseReason),
+    /// The provider's queue is full. The op table makes this impossible; a provider that says so anyway is reported, not retried.
+    Full,
+    System(std::io::Error),
+}
+
+/// How completions are waited for; it also tells the soft device's engine how patient to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpConfig {
+    pub send_depth: u32,
+    pub receive_depth: u32,
+    pub max_send_sge: u32,
+    pub max_receive_sge: u32,
+    pub max_inline: u32,
+    /// 0..=7, counted after the first attempt.
+    pub retry_count: u8,
+    /// 0..=7; 7 = without limit.
+    pub rnr_retry: u8,
+    /// What this side tells its peer to wait when no receive is posted here.
+    pub rnr_timer: Duration,
+    /// Local ACK timeout: how long a request may stay unanswered before one retry is counted.
+    pub ack_timeout: Duration,
+    /// Reads and atomics in flight that this side starts / that it serves. The connection uses the minimum of both sides.
+    pub max_rd_atomic: u8,
+    pub path_mtu: u32,
+}
+
+/// What connection setup agreed on.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerInfo {
+    pub address: String,
+    pub link: Link,
+    /// The peer's private data, at most [`PRIVATE_DATA`] bytes.
+    pub private_data: Vec<u8>,
+    pub max_rd_atomic: u8,
+    /// The largest message that both sides take.
+    pub max_message: u64,
+}
+
+/// Private data that fits an RDMA CM request over RC (rdma_connect(3): 56 bytes for RDMA_PS_TCP).
+pub(crate) const PRIVATE_DATA: usize = 56;
+
+/// What carries a connection's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Link {
+    /// A TCP socket (software device).
+    Tcp,
+    /// A Unix-domain stream socket (software device).
+    Unix,
+}
+
+impl std::fmt::Display for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Unix => "unix",
+        })
+    }
+}
+
+/// Sizes that a device supports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceLimits {
+    /// Largest message in bytes (`max_msg_sz`).
+    pub max_message: u64,
+    /// Largest memory region in bytes (`max_mr_size`).
+    pub max_region: u64,
+    /// Deepest queue, in work requests (`max_qp_wr`).
+    pub max_queue_depth: u32,
+    /// Most scatter/gather entries in one work request (`max_sge`).
+    pub max_sge: u32,
+    /// Most bytes sent inline.
+    pub max_inline: u32,
+    /// Most reads and atomics in flight per connection (`max_qp_rd_atom`).
+    pub max_rd_atomic: u8,
+    /// Deepest completion queue (`max_cqe`).
+    pub max_cq_depth: u32,
+}
+
+/// Counters that only the provider can keep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct QpCounters {
+    pub rnr_naks_sent: u64,
+    pub rnr_naks_received: u64,
+}
+
+/// An opened device.
+#[derive(Clone, Debug)]
+pub(crate) enum Context {
+    Soft(soft::Context),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Pd {
+    Soft(soft::Pd),
+}
+
+/// A registration. Dropping it deregisters.
+#[derive(Debug)]
+pub(crate) enum Mr {
+    Soft(soft::Mr),
+}
+
+/// A key handed to a peer for exactly one range. Dropping it revokes.
+#[derive(Debug)]
+pub(crate) enum Grant {
+    Soft(soft::Grant),
+}
+
+/// A completion queue with its channel.
+#[derive(Clone, Debug)]
+pub(crate) enum Cq {
+    Soft(soft::Cq),
+}
+
+#[derive(Debug)]
+pub(crate) enum Qp {
+    Soft(soft::Qp),
+}
+
+/// A listening endpoint.
+#[derive(Debug)]
+pub(crate) enum Acceptor {
+    Soft(soft::Acceptor),
+}
+
+/// A connection request that was not answered yet.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    Soft(soft::Incoming),
+}
+
+/// A queue pair that waits for its peer's endpoint.
+#[derive(Debug)]
+pub(crate) enum Rendezvous {
+    Soft(soft::Rendezvous),
+}
+
+impl Context {
+    pub(crate) fn name(&self) -> &str {
+        let Self::Soft(inner) = self;
+        inner.name()
+    }
+
+    pub(crate) fn limits(&self) -> &DeviceLimits {
+        let Self::Soft(inner) = self;
+        inner.limits()
+    }
+
+    pub(crate) fn alloc_pd(&self) -> Result<Pd> {
+        let Self::Soft(inner) = self;
+        inner.alloc_pd().map(Pd::Soft)
+    }
+
+    /// A queue with room for at least `depth` completions; `grow` raises it as queue pairs join.
+    pub(crate) fn create_cq(&self, depth: u32) -> Result<Cq> {
+        let Self::Soft(inner) = self;
+        inner.create_cq(depth).map(Cq::Soft)
+    }
+
+    pub(crate) async fn listen(&self, address: &Address) -> Result<Acceptor> {
+        let Self::Soft(inner) = self;
+        inner.listen(address).await.map(Acceptor::Soft)
+    }
+
+    /// Connects, handshakes and returns a queue pair that is ready to send.
+    pub(crate) async fn connect(
+        &self,
+        pd: &Pd,
+        cq: &Cq,
+        config: &QpConfig,
+        address: &Address,
+        private_data: &[u8],
+    ) -> Result<(Qp, PeerInfo)> {
+        let (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) = (self, pd, cq);
+        inner.connect(pd, cq, config, address, private_data).await.map(|(qp, info)| (Qp::Soft(qp), info))
+    }
+
+    /// Prepares an endpoint for programs with a bootstrap of their own. `local` is where the peer can reach this host.
+    pub(crate) async fn rendezvous(&self, local: &Address) -> Result<Rendezvous> {
+        let Self::Soft(inner) = self;
+        inner.rendezvous(local).await.map(Rendezvous::Soft)
+    }
+}
+
+impl Pd {
+    /// Registers memory for local use: the returned key only works for this side's scatter/gather lists.
+    pub(crate) fn register(&self, segment: Segment) -> Result<Mr> {
+        let Self::Soft(inner) = self;
+        inner.register(segment).map(Mr::Soft)
+    }
+
+    /// Makes a key for the peer over exactly `segment`, which lies inside `mr`.
+    pub(crate) fn grant(&self, mr: &Mr, segment: Segment, access: Access) -> Result<Grant> {
+        let (Self::Soft(inner), Mr::Soft(mr)) = (self, mr);
+        inner.grant(mr, segment, access).map(Grant::Soft)
+    }
+}
+
+impl Mr {
+    pub(crate) fn lkey(&self) -> u32 {
+        let Self::Soft(inner) = self;
+        inner.lkey()
+    }
+}
+
+impl Grant {
+    pub(crate) fn rkey(&self) -> u32 {
+        let Self::Soft(inner) = self;
+        inner.rkey()
+    }
+
+    /// Makes the key worthless. When this returns, no request of a peer touches the memory any more.
+    /// Never blocks for longer than one chunk of a transfer takes. Idempotent; dropping does the same.
+    pub(crate) fn revoke(&self) {
+        let Self::Soft(inner) = self;
+        inner.revoke()
+    }
+}
+
+impl Cq {
+    /// Takes up to `out.len()` completions. A provider whose progress needs the host's CPU makes it here.
+    ///
+    /// Only one thread calls this at a time (the dispatcher's lock).
+    pub(crate) fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
+        let Self::Soft(inner) = self;
+        inner.poll(out)
+    }
+
+    /// Asks for one notification on [`fd`](Self::fd) at the next completion. Whoever arms polls once more before sleeping.
+    pub(crate) fn arm(&self) -> Result<()> {
+        let Self::Soft(inner) = self;
+        inner.arm()
+    }
+
+    /// The completion channel: readable when there is something to poll. Non-blocking.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        let Self::Soft(inner) = self;
+        inner.fd()
+    }
+
+    /// Reads the channel's events until there are none, and returns how many there were; each must be acknowledged.
+    pub(crate) fn read_events(&self) -> Result<u32> {
+        let Self::Soft(inner) = self;
+        inner.read_events()
+    }
+
+    pub(crate) fn acknowledge(&self, events: u32) {
+        let Self::Soft(inner) = self;
+        inner.acknowledge(events)
+    }
+
+    /// Whether bytes moved since the last call, though perhaps nothing completed: a peer is at work on this side's memory.
+    /// Only a device that lives on the host's CPU knows.
+    pub(crate) fn take_worked(&self) -> bool {
+        let Self::Soft(inner) = self;
+        inner.take_worked()
+    }
+
+    /// Appends the numbers of the queue pairs that went into the error state since the last call; `true` if there were any.
+    /// Their completions are in the queue already. One atomic load when there are none.
+    pub(crate) fn take_failed(&self, numbers: &mut Vec<u32>) -> bool {
+        let Self::Soft(inner) = self;
+        inner.take_failed(numbers)
+    }
+
+    /// Makes room for at least `depth` completions in all; never for fewer than before.
+    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+        let Self::Soft(inner) = self;
+        inner.resize(depth)
+    }
+}
+
+impl Qp {
+    pub(crate) fn number(&self) -> u32 {
+        let Self::Soft(inner) = self;
+        inner.number()
+    }
+
+    /// Posts the list with one doorbell.
+    pub(crate) fn post_send(&self, requests: &[SendRequest]) -> std::result::Result<(), PostError> {
+        let Self::Soft(inner) = self;
+        inner.post_send(requests)
+    }
+
+    pub(crate) fn post_receive(&self, requests: &[ReceiveRequest]) -> std::result::Result<(), PostError> {
+        let Self::Soft(inner) = self;
+        inner.post_receive(requests)
+    }
+
+    /// Moves the queue pair to the error state: every outstanding request completes as flushed, the peer is told,
+    /// and when this returns the provider touches no buffer of this queue pair any more (`true`), or will only let go of them
+    /// when the queue pair is dropped (`false`). Idempotent: the first reason stays.
+    pub(crate) fn fail(&self, reason: CloseReason) -> bool {
+        let Self::Soft(inner) = self;
+        inner.fail(reason)
+    }
+
+    /// Why the queue pair is in the error state, if it is.
+    pub(crate) fn close_reason(&self) -> Option<CloseReason> {
+        let Self::Soft(inner) = self;
+        inner.close_reason()
+    }
+
+    pub(crate) fn counters(&self) -> QpCounters {
+        let Self::Soft(inner) = self;
+        inner.counters()
+    }
+}
+
+impl Acceptor {
+    pub(crate) fn local_address(&self) -> &Address {
+        let Self::Soft(inner) = self;
+        inner.local_address()
+    }
+
+    /// The next request. Cancel safe.
+    pub(crate) async fn accept(&self) -> Result<Incoming> {
+        let Self::Soft(inner) = self;
+        inner.accept().await.map(Incoming::Soft)
+    }
+}
+
+impl Incoming {
+    pub(crate) fn peer(&self) -> String {
+        let Self::Soft(inner) = self;
+        inner.peer()
+    }
+
+    /// Answers the request. The peer's private data is in the `PeerInfo`; `reply` sees it and gives this side's, or refuses with a reason.
+    pub(crate) async fn accept(
+        self,
+        pd: &Pd,
+        cq: &Cq,
+        config: &QpConfig,
+        reply: impl FnOnce(&[u8]) -> std::result::Result<Vec<u8>, String> + Send,
+    ) -> Result<(Qp, PeerInfo)> {
+        let (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) = (self, pd, cq);
+        inner.accept(pd, cq, config, reply).await.map(|(qp, info)| (Qp::Soft(qp), info))
+    }
+}
+
+impl Rendezvous {
+    /// This side's endpoint, opaque bytes for the other side's [`connect`](Self::connect); at most 128.
+    pub(crate) fn endpoint(&self) -> &[u8] {
+        let Self::Soft(inner) = self;
+        inner.endpoint()
+    }
+
+    pub(crate) async fn connect(
+        self,
+        pd: &Pd,
+        cq: &Cq,
+        config: &QpConfig,
+        remote: &[u8],
+        private_data: &[u8],
+    ) -> Result<(Qp, PeerInfo)> {
+        let (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) = (self, pd, cq);
+        inner.connect(pd, cq, config, remote, private_data).await.map(|(qp, info)| (Qp::Soft(qp), info))
+    }
+}

@@ -1,0 +1,300 @@
+//! Connection setup: REQUEST, REPLY or REJECT, READY.
+//!
+//! Each message is a head of 8 bytes (magic, version, type, body length) and a body that is parsed strictly.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::context::Shared;
+use super::faults::HandshakeStep;
+use super::qp::Agreed;
+use super::wire::VERSION;
+use crate::error::{Error, Result};
+use crate::provider::{Link, PRIVATE_DATA, PeerInfo, QpConfig};
+
+const MAGIC: [u8; 4] = *b"rdma";
+const HEAD: usize = 8;
+/// Longest reason of a refusal.
+const REASON: usize = 256;
+/// Longest body: a refusal's.
+const BODY: usize = REASON;
+/// Body of a request or reply, without private data.
+const FIXED: usize = 31;
+
+const REQUEST: u8 = 1;
+const REPLY: u8 = 2;
+const REJECT: u8 = 3;
+const READY: u8 = 4;
+
+/// A connected socket, before it is handed to a queue pair.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    pub(super) fn link(&self) -> Link {
+        match self {
+            Self::Tcp(_) => Link::Tcp,
+            Self::Unix(_) => Link::Unix,
+        }
+    }
+
+    async fn read(&mut self, out: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(socket) => socket.read_exact(out).await,
+            Self::Unix(socket) => socket.read_exact(out).await,
+        }
+        .map(|_| ())
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(socket) => socket.write_all(bytes).await,
+            Self::Unix(socket) => socket.write_all(bytes).await,
+        }
+    }
+
+    /// The socket without tokio, still non-blocking.
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        Ok(match self {
+            Self::Tcp(socket) => socket.into_std()?.into(),
+            Self::Unix(socket) => socket.into_std()?.into(),
+        })
+    }
+}
+
+/// What REQUEST and REPLY say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub queue_pair: u32,
+    /// Reads and atomics that this side starts, and that it serves.
+    pub reads_started: u8,
+    pub reads_served: u8,
+    pub max_message: u64,
+    /// Rendezvous: who speaks and who is meant. Zero otherwise.
+    pub nonce: u64,
+    pub peer_nonce: u64,
+    pub private_data: Vec<u8>,
+}
+
+impl Hello {
+    pub(super) fn new(ctx: &Shared, token: u64, config: &QpConfig, private_data: Vec<u8>) -> Self {
+        Self {
+            queue_pair: token as u32,
+            reads_started: config.max_rd_atomic,
+            reads_served: config.max_rd_atomic,
+            max_message: ctx.limits.max_message,
+            nonce: 0,
+            peer_nonce: 0,
+            private_data,
+        }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(FIXED + PRIVATE_DATA);
+        out.extend_from_slice(&self.queue_pair.to_le_bytes());
+        out.extend_from_slice(&[self.reads_started, self.reads_served]);
+        out.extend_from_slice(&self.max_message.to_le_bytes());
+        out.extend_from_slice(&self.nonce.to_le_bytes());
+        out.extend_from_slice(&self.peer_nonce.to_le_bytes());
+        out.push(self.private_data.len() as u8);
+        out.extend_from_slice(&self.private_data);
+        out
+    }
+
+    fn parse(body: &[u8]) -> std::result::Result<Self, &'static str> {
+        let (fixed, private_data) = body.split_first_chunk::<FIXED>().ok_or("it is too short")?;
+        let word = |at: usize| {
+            let mut raw = [0; 8];
+            raw.copy_from_slice(&fixed[at..at + 8]);
+            u64::from_le_bytes(raw)
+        };
+        let hello = Self {
+            queue_pair: u32::from_le_bytes([fixed[0], fixed[1], fixed[2], fixed[3]]),
+            reads_started: fixed[4],
+            reads_served: fixed[5],
+            max_message: word(6),
+            nonce: word(14),
+            peer_nonce: word(22),
+            private_data: private_data.to_vec(),
+        };
+        if usize::from(fixed[30]) != private_data.len() || private_data.len() > PRIVATE_DATA {
+            return Err("the length of its private data is wrong");
+        }
+        if hello.max_message == 0 {
+            return Err("its largest message is empty");
+        }
+        Ok(hello)
+    }
+
+    /// What holds when this side's hello meets `peer`'s.
+    pub(super) fn agree(&self, peer: &Hello) -> Agreed {
+        Agreed {
+            reads_started: self.reads_started.min(peer.reads_served).into(),
+            reads_served: self.reads_served.min(peer.reads_started).into(),
+            max_message: self.max_message.min(peer.max_message),
+        }
+    }
+}
+
+/// One side of a connection setup in progress.
+pub(super) struct Handshake<'a> {
+    pub ctx: &'a Shared,
+    pub stream: Stream,
+    pub peer: String,
+}
+
+impl Handshake<'_> {
+    pub(super) fn error(&self, step: &'static str, reason: impl ToString) -> Error {
+        Error::Handshake { step, peer: self.peer.clone(), reason: reason.to_string() }
+    }
+
+    /// A place where fault injection may end the setup; the socket closes with this value.
+    pub(super) fn reached(&self, step: HandshakeStep, name: &'static str) -> Result<()> {
+        match &self.ctx.faults {
+            Some(faults) if faults.dies_at(step) => Err(self.error(name, "ended by fault injection")),
+            _ => Ok(()),
+        }
+    }
+
+    async fn send(&mut self, step: &'static str, kind: u8, body: &[u8]) -> Result<()> {
+        let mut message = Vec::with_capacity(HEAD + body.len());
+        message.extend_from_slice(&MAGIC);
+        message.extend_from_slice(&[VERSION, kind]);
+        message.extend_from_slice(&(body.len() as u16).to_le_bytes());
+        message.extend_from_slice(body);
+        let sent = self.stream.write(&message).await;
+        sent.map_err(|error| self.error(step, error))
+    }
+
+    async fn receive(&mut self, step: &'static str) -> Result<(u8, Vec<u8>)> {
+        let mut head = [0; HEAD];
+        self.fill(step, &mut head).await?;
+        if head[..4] != MAGIC {
+            return Err(self.error(step, "the peer does not speak this protocol (is it another service's port?)"));
+        }
+        if head[4] != VERSION {
+            let reason = format!("the peer speaks version {} of the protocol, this side version {VERSION}", head[4]);
+            return Err(self.error(step, reason));
+        }
+        let length = usize::from(u16::from_le_bytes([head[6], head[7]]));
+        if length > BODY {
+            return Err(self.error(step, format!("a message of {length} bytes, the limit is {BODY}")));
+        }
+        let mut body = vec![0; length];
+        self.fill(step, &mut body).await?;
+        Ok((head[5], body))
+    }
+
+    async fn fill(&mut self, step: &'static str, out: &mut [u8]) -> Result<()> {
+        match self.stream.read(out).await {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(self.error(step, "the peer closed the socket"))
+            }
+            Err(error) => Err(self.error(step, error)),
+        }
+    }
+
+    /// The connecting side, up to the reply.
+    pub(super) async fn request(&mut self, hello: &Hello) -> Result<Hello> {
+        self.reached(HandshakeStep::Connected, "connect")?;
+        self.send("request", REQUEST, &hello.encode()).await?;
+        self.reached(HandshakeStep::RequestSent, "request")?;
+        match self.receive("reply").await? {
+            (REPLY, body) => {
+                let reply = Hello::parse(&body).map_err(|why| self.error("reply", format!("bad reply: {why}")))?;
+                if (reply.nonce, reply.peer_nonce) != (hello.peer_nonce, hello.nonce) {
+                    return Err(self.error("reply", "another endpoint answered"));
+                }
+                Ok(reply)
+            }
+            (REJECT, body) => {
+                Err(self.error("request", format!("refused: {}", String::from_utf8_lossy(&body).escape_debug())))
+            }
+            (kind, _) => Err(self.error("reply", format!("unexpected message {kind}"))),
+        }
+    }
+
+    pub(super) async fn confirm(&mut self) -> Result<()> {
+        self.send("ready", READY, &[]).await?;
+        self.reached(HandshakeStep::ReadySent, "ready")
+    }
+
+    /// The listening side, up to the request.
+    pub(super) async fn await_request(&mut self) -> Result<Hello> {
+        self.reached(HandshakeStep::Connected, "connect")?;
+        let hello = match self.receive("request").await? {
+            (REQUEST, body) => {
+                Hello::parse(&body).map_err(|why| self.error("request", format!("bad request: {why}")))?
+            }
+            (kind, _) => return Err(self.error("request", format!("unexpected message {kind}"))),
+        };
+        self.reached(HandshakeStep::RequestReceived, "request")?;
+        Ok(hello)
+    }
+
+    pub(super) async fn reply(&mut self, hello: &Hello) -> Result<()> {
+        self.send("reply", REPLY, &hello.encode()).await?;
+        self.reached(HandshakeStep::ReplySent, "reply")?;
+        match self.receive("ready").await? {
+            (READY, body) if body.is_empty() => Ok(()),
+            (kind, _) => Err(self.error("ready", format!("unexpected message {kind}"))),
+        }
+    }
+
+    /// Refuses the peer; the error is for this side.
+    pub(super) async fn reject(&mut self, reason: &str) -> Error {
+        let mut end = reason.len().min(REASON);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        // That the refusal does not arrive changes nothing: the socket closes.
+        let _ = self.send("reply", REJECT, &reason.as_bytes()[..end]).await;
+        self.error("request", format!("refused by this side: {reason}"))
+    }
+
+    pub(super) fn finish(self, agreed: &Agreed, peer: Hello) -> Result<(OwnedFd, PeerInfo)> {
+        let info = PeerInfo {
+            address: self.peer,
+            link: self.stream.link(),
+            private_data: peer.private_data,
+            max_rd_atomic: agreed.reads_started.min(agreed.reads_served) as u8,
+            max_message: agreed.max_message,
+        };
+        let socket = self.stream.into_fd().map_err(|error| Error::io("take over", &info.address, error))?;
+        Ok((socket, info))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hellos_survive_the_round_trip_and_are_checked() {
+        let hello = Hello {
+            queue_pair: 7,
+            reads_started: 16,
+            reads_served: 4,
+            max_message: 1 << 30,
+            nonce: 1,
+            peer_nonce: u64::MAX,
+            private_data: b"who I am".to_vec(),
+        };
+        let bytes = hello.encode();
+        assert_eq!(Hello::parse(&bytes), Ok(hello.clone()));
+        for len in 0..bytes.len() {
+            assert!(Hello::parse(&bytes[..len]).is_err());
+        }
+        let empty = Hello { max_message: 0, ..hello.clone() };
+        assert!(Hello::parse(&empty.encode()).is_err());
+        let long = Hello { private_data: vec![0; PRIVATE_DATA + 1], ..hello };
+        assert!(Hello::parse(&long.encode()).is_err());
+    }
+}

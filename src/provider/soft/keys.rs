@@ -1,0 +1,221 @@
+//! The key table: which key names which memory, for whom, with which rights.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::memory::Access;
+use crate::memory::dma::Segment;
+
+/// A key is a slot's index, mixed with how often the slot was used and with a random number of this context.
+const INDEX_BITS: u32 = 20;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+
+/// Freed slots rest in a queue of at least this length: with the generation in the upper bits,
+/// the same key comes back after 16 million registrations at the earliest.
+const RESTING: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// An lkey: for this side's scatter/gather lists.
+    Local,
+    /// An rkey, with the rights it grants.
+    Remote(Access),
+}
+
+/// Memory under a key.
+#[derive(Debug)]
+pub(super) struct Key {
+    pub(super) number: u32,
+    pd: u64,
+    usage: Use,
+    segment: Segment,
+    revoked: AtomicBool,
+    pins: AtomicUsize,
+}
+
+/// While it lives, the key's memory may be touched: [`Key::revoke`] waits for it.
+/// Held for the time of one non-blocking system call or one copy, never longer.
+pub(super) struct Pin<'a>(&'a Key);
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Key {
+    fn covers(&self, address: u64, len: u64) -> bool {
+        let size = self.segment.len() as u64;
+        address >= self.segment.address() && len <= size && address - self.segment.address() <= size - len
+    }
+
+    pub(super) fn pin(&self) -> Option<Pin<'_>> {
+        // Pin first, look second: `revoke` does the two in the opposite order, so one of us sees the other.
+        self.pins.fetch_add(1, Ordering::SeqCst);
+        let pin = Pin(self);
+        (!self.revoked.load(Ordering::SeqCst)).then_some(pin)
+    }
+
+    /// The memory from remote address `address` on; its bounds were checked when the key was looked up.
+    pub(super) fn at(&self, address: u64, len: usize) -> Option<Segment> {
+        let offset = usize::try_from(address.checked_sub(self.segment.address())?).ok()?;
+        self.segment.slice(offset, len)
+    }
+
+    /// The whole memory and the offset of `address` in it, for atomics.
+    pub(super) fn place(&self, address: u64) -> Option<(Segment, usize)> {
+        let offset = usize::try_from(address.checked_sub(self.segment.address())?).ok()?;
+        Some((self.segment, offset))
+    }
+
+    pub(super) fn contains(&self, segment: &Segment) -> bool {
+        self.covers(segment.address(), segment.len() as u64)
+    }
+
+    fn revoke(&self) {
+        self.revoked.store(true, Ordering::SeqCst);
+        let mut spins = 0;
+        while self.pins.load(Ordering::SeqCst) != 0 {
+            // Whoever holds a pin is in a copy or a non-blocking call; if it lost its core, give it ours.
+            spins += 1;
+            if spins < 100 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    key: Option<Arc<Key>>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    slots: Vec<Slot>,
+    free: VecDeque<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct KeyTable {
+    salt: u32,
+    slots: RwLock<Slots>,
+}
+
+impl KeyTable {
+    pub(super) fn new(salt: u32) -> Self {
+        Self { salt, slots: RwLock::default() }
+    }
+
+    /// Enters `segment`; `None` when all keys are in use.
+    pub(super) fn insert(&self, pd: u64, usage: Use, segment: Segment) -> Option<Arc<Key>> {
+        let mut table = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let full = table.slots.len() > INDEX_MASK as usize;
+        let index = if full || table.free.len() > RESTING {
+            table.free.pop_front()?
+        } else {
+            table.slots.push(Slot::default());
+            table.slots.len() as u32 - 1
+        };
+        let slot = &mut table.slots[index as usize];
+        let number = (slot.generation << INDEX_BITS | index) ^ self.salt;
+        let (revoked, pins) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let key = Arc::new(Key { number, pd, usage, segment, revoked, pins });
+        slot.key = Some(Arc::clone(&key));
+        Some(key)
+    }
+
+    /// Removes the key and waits until nobody touches its memory. Idempotent.
+    pub(super) fn remove(&self, key: &Key) {
+        let index = (key.number ^ self.salt) & INDEX_MASK;
+        let removed = {
+            let mut table = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+            let slot = &mut table.slots[index as usize];
+            if slot.key.as_ref().is_some_and(|k| k.number == key.number) {
+                slot.generation = slot.generation.wrapping_add(1) & (u32::MAX >> INDEX_BITS);
+                let removed = slot.key.take();
+                table.free.push_back(index);
+                removed
+            } else {
+                None
+            }
+        };
+        key.revoke();
+        drop(removed);
+    }
+
+    fn with<T>(&self, number: u32, then: impl FnOnce(&Arc<Key>) -> T) -> Option<T> {
+        let table = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let key = table.slots.get(((number ^ self.salt) & INDEX_MASK) as usize)?.key.as_ref()?;
+        (key.number == number).then(|| then(key))
+    }
+
+    /// Whether `number` is an lkey of `pd` over `segment`.
+    pub(super) fn check_local(&self, number: u32, pd: u64, segment: &Segment) -> bool {
+        self.with(number, |key| key.usage == Use::Local && key.pd == pd && key.contains(segment)) == Some(true)
+    }
+
+    /// The rkey's memory, if it is of `pd`, covers the range and grants `needed`.
+    pub(super) fn find_remote(&self, number: u32, pd: u64, address: u64, len: u64, needed: Access) -> Option<Arc<Key>> {
+        self.with(number, |key| {
+            let Use::Remote(granted) = key.usage else { return None };
+            let allowed = granted.contains(needed) && key.pd == pd && key.covers(address, len);
+            allowed.then(|| Arc::clone(key))
+        })?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_checked_and_do_not_come_back() {
+        let mut memory = vec![0u8; 64];
+        let segment = Segment::new(memory.as_mut_ptr(), 64);
+        let base = segment.address();
+        let table = KeyTable::new(0x1234_5678);
+        let key = table.insert(1, Use::Remote(Access::REMOTE_READ), segment).unwrap();
+        let find = |pd, address, len, access| table.find_remote(key.number, pd, address, len, access).is_some();
+        assert!(find(1, base, 64, Access::REMOTE_READ));
+        assert!(find(1, base + 64, 0, Access::REMOTE_READ));
+        assert!(!find(1, base + 1, 64, Access::REMOTE_READ));
+        assert!(!find(1, base - 1, 1, Access::REMOTE_READ));
+        assert!(!find(1, u64::MAX, 2, Access::REMOTE_READ));
+        assert!(!find(2, base, 8, Access::REMOTE_READ));
+        assert!(!find(1, base, 8, Access::REMOTE_WRITE));
+        assert!(!table.check_local(key.number, 1, &segment));
+        table.remove(&key);
+        table.remove(&key);
+        assert!(!find(1, base, 8, Access::REMOTE_READ));
+        assert!(key.pin().is_none());
+
+        let mut seen = std::collections::HashSet::from([key.number]);
+        for _ in 0..20_000 {
+            let fresh = table.insert(1, Use::Local, segment).unwrap();
+            assert!(seen.insert(fresh.number));
+            table.remove(&fresh);
+        }
+    }
+
+    #[test]
+    fn revoking_waits_for_pins() {
+        let mut memory = vec![0u8; 8];
+        let table = Arc::new(KeyTable::new(0));
+        let key = table.insert(1, Use::Local, Segment::new(memory.as_mut_ptr(), 8)).unwrap();
+        let pin = key.pin().unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let revoker = std::thread::spawn({
+            let (table, key, done) = (Arc::clone(&table), Arc::clone(&key), Arc::clone(&done));
+            move || {
+                table.remove(&key);
+                done.store(true, Ordering::SeqCst);
+            }
+        });
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!done.load(Ordering::SeqCst));
+        drop(pin);
+        revoker.join().unwrap();
+        assert!(done.load(Ordering::SeqCst));
+    }
+}

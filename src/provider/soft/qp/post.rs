@@ -1,0 +1,146 @@
+//! Posting work requests.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::QpShared;
+use super::queue::total;
+use super::tx::Tx;
+use crate::error::{CloseReason, WcStatus};
+use crate::provider::{PostError, PostErrorKind, ReceiveRequest, SendOp, SendRequest, Sge};
+
+impl QpShared {
+    pub(super) fn post_send(self: &Arc<Self>, requests: &[SendRequest]) -> Result<(), PostError> {
+        let mut tx = self.tx.lock();
+        let mut result = Ok(());
+        for (accepted, request) in requests.iter().enumerate() {
+            if let Err(kind) = self.enqueue(&mut tx, request) {
+                result = Err(PostError { accepted, kind });
+                break;
+            }
+        }
+        if !tx.blocked && self.closed.get().is_none() {
+            tx.flush(self, false);
+        }
+        // Only a request that is wrong by itself can be at the front and finished right after posting.
+        if tx.front_poison().is_some() {
+            self.doomed.store(true, Ordering::SeqCst);
+        }
+        drop(tx);
+        self.cq.want_attention();
+        self.check_doom();
+        result
+    }
+
+    fn enqueue(&self, tx: &mut Tx, request: &SendRequest) -> Result<(), PostErrorKind> {
+        if let Some(reason) = self.closed.get() {
+            return Err(PostErrorKind::Closed(reason.clone()));
+        }
+        if request.sges.len() > self.config.max_send_sge as usize {
+            return Err(invalid("more scatter/gather entries than the queue pair was made for"));
+        }
+        let length = total(&request.sges);
+        if request.inline && length > u64::from(self.config.max_inline) {
+            return Err(invalid("more inline bytes than the queue pair was made for"));
+        }
+        let poison = self.check_request(request, length);
+        let receive = match request.op {
+            SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. } => {
+                tx.receives_wanted += 1;
+                Some(tx.receives_wanted - 1)
+            }
+            _ => None,
+        };
+        let Some(entry) = tx.sq.push() else {
+            tx.receives_wanted -= u64::from(receive.is_some());
+            return Err(PostErrorKind::Full);
+        };
+        entry.wr_id = request.wr_id;
+        entry.op = request.op;
+        entry.sges.clear();
+        entry.sges.extend_from_slice(&request.sges);
+        entry.length = u32::try_from(length).unwrap_or(u32::MAX);
+        entry.signaled = request.signaled;
+        entry.poison = poison;
+        entry.answered = false;
+        entry.received = 0;
+        entry.receive = receive;
+        Ok(())
+    }
+
+    /// The status that a request will fail with on this side.
+    fn check_request(&self, request: &SendRequest, length: u64) -> Option<WcStatus> {
+        if !self.keys_cover(&request.sges) {
+            return Some(WcStatus::LocalProtection);
+        }
+        let atomic = matches!(request.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        if length > self.agreed.max_message || (atomic && length != 8) {
+            return Some(WcStatus::LocalLength);
+        }
+        let reads = atomic || matches!(request.op, SendOp::Read { .. });
+        (reads && self.agreed.reads_started == 0).then_some(WcStatus::LocalQpOperation)
+    }
+
+    fn keys_cover(&self, sges: &[Sge]) -> bool {
+        sges.iter().all(|sge| sge.segment.len() == 0 || self.ctx.keys.check_local(sge.lkey, self.pd, &sge.segment))
+    }
+
+    pub(super) fn post_receive(self: &Arc<Self>, requests: &[ReceiveRequest]) -> Result<(), PostError> {
+        let mut result = Ok(());
+        let mut posted = 0;
+        let mut broken = None;
+        let mut rq = self.rq.lock();
+        for (accepted, request) in requests.iter().enumerate() {
+            let refusal = if rq.closed {
+                Some(PostErrorKind::Closed(self.closed.get().cloned().unwrap_or(CloseReason::Local)))
+            } else if request.sges.len() > self.config.max_receive_sge as usize {
+                Some(invalid("more scatter/gather entries than the queue pair was made for"))
+            } else {
+                None
+            };
+            let entry = match refusal {
+                Some(kind) => Err(kind),
+                None => rq.ring.push().ok_or(PostErrorKind::Full),
+            };
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(kind) => {
+                    result = Err(PostError { accepted, kind });
+                    break;
+                }
+            };
+            entry.wr_id = request.wr_id;
+            entry.sges.clear();
+            entry.sges.extend_from_slice(&request.sges);
+            entry.capacity = total(&request.sges);
+            entry.poison = (!self.keys_cover(&request.sges)).then_some(WcStatus::LocalProtection);
+            broken = broken.or(entry.poison);
+            posted += 1;
+        }
+        // Under the lock: the peer must not hear of a receive before it is there.
+        self.receives_posted.fetch_add(posted, Ordering::SeqCst);
+        drop(rq);
+        if let Some(status) = broken {
+            self.fail(CloseReason::Failed(status));
+        } else if posted > 0 && self.peer_careful.load(Ordering::SeqCst) {
+            self.announce_receives();
+        }
+        result
+    }
+
+    /// The peer holds requests back until it hears of receives.
+    fn announce_receives(self: &Arc<Self>) {
+        let mut tx = self.tx.lock();
+        if self.closed.get().is_none() {
+            tx.flush(self, true);
+        }
+        drop(tx);
+        self.cq.want_attention();
+        self.check_doom();
+    }
+}
+
+fn invalid(why: &'static str) -> PostErrorKind {
+    PostErrorKind::System(io::Error::new(io::ErrorKind::InvalidInput, why))
+}

@@ -1,0 +1,187 @@
+//! Work queues: rings that never allocate once they exist, and whose entries keep their scatter/gather capacity.
+
+use crate::error::WcStatus;
+use crate::memory::dma::Segment;
+use crate::provider::{SendOp, Sge, SgeList};
+
+/// A first-in first-out ring of reused entries.
+pub(super) struct Ring<T> {
+    slots: Box<[T]>,
+    head: usize,
+    len: usize,
+}
+
+impl<T: Default> Ring<T> {
+    pub(super) fn new(depth: usize) -> Self {
+        Self { slots: (0..depth).map(|_| T::default()).collect(), head: 0, len: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len == self.slots.len()
+    }
+
+    fn slot(&self, index: usize) -> usize {
+        let at = self.head + index;
+        if at >= self.slots.len() { at - self.slots.len() } else { at }
+    }
+
+    /// The next free entry, still with the values of its last use; `None` when full.
+    pub(super) fn push(&mut self) -> Option<&mut T> {
+        if self.is_full() {
+            return None;
+        }
+        let slot = self.slot(self.len);
+        self.len += 1;
+        Some(&mut self.slots[slot])
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<&T> {
+        (index < self.len).then(|| &self.slots[self.slot(index)])
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        if index >= self.len {
+            return None;
+        }
+        let slot = self.slot(index);
+        Some(&mut self.slots[slot])
+    }
+
+    /// Takes the oldest entry out; its values stay readable until it is reused.
+    pub(super) fn pop(&mut self) -> Option<&mut T> {
+        if self.len == 0 {
+            return None;
+        }
+        let slot = self.head;
+        self.head = self.slot(1);
+        self.len -= 1;
+        Some(&mut self.slots[slot])
+    }
+}
+
+/// A posted request, until its completion.
+pub(super) struct SendEntry {
+    pub wr_id: u64,
+    pub op: SendOp,
+    pub sges: SgeList,
+    pub length: u32,
+    pub signaled: bool,
+    /// The status it must end with. It is not sent, or not again; nothing behind it is.
+    pub poison: Option<WcStatus>,
+    /// Reads and atomics: the response is here.
+    pub answered: bool,
+    /// Reads: bytes placed so far.
+    pub received: u32,
+    /// Which of the peer's receives it uses up, counted from the first.
+    pub receive: Option<u64>,
+}
+
+impl Default for SendEntry {
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            op: SendOp::Send { imm: None },
+            sges: SgeList::new(),
+            length: 0,
+            signaled: false,
+            poison: None,
+            answered: false,
+            received: 0,
+            receive: None,
+        }
+    }
+}
+
+impl SendEntry {
+    /// Whether the peer answers with data.
+    pub(super) fn wants_answer(&self) -> bool {
+        matches!(self.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+}
+
+/// A posted receive.
+#[derive(Default)]
+pub(super) struct ReceiveEntry {
+    pub wr_id: u64,
+    pub sges: SgeList,
+    pub capacity: u64,
+    pub poison: Option<WcStatus>,
+}
+
+pub(super) struct ReceiveQueue {
+    pub ring: Ring<ReceiveEntry>,
+    pub closed: bool,
+}
+
+impl ReceiveQueue {
+    /// Moves the oldest receive into `entry`; the two swap their lists, so that neither allocates.
+    pub(super) fn take(&mut self, entry: &mut ReceiveEntry) -> bool {
+        match self.ring.pop() {
+            Some(oldest) => {
+                std::mem::swap(entry, oldest);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+pub(super) fn total(sges: &[Sge]) -> u64 {
+    sges.iter().map(|s| s.segment.len() as u64).fold(0, u64::saturating_add)
+}
+
+/// The pieces of memory behind bytes `offset..offset + len` of a scatter/gather list.
+pub(super) fn span(sges: &[Sge], offset: usize, len: usize) -> impl Iterator<Item = Segment> + '_ {
+    let (mut skip, mut left) = (offset, len);
+    sges.iter().filter_map(move |sge| {
+        let size = sge.segment.len();
+        if skip >= size || left == 0 {
+            skip -= skip.min(size);
+            return None;
+        }
+        let take = left.min(size - skip);
+        let piece = sge.segment.slice(skip, take);
+        (skip, left) = (0, left - take);
+        piece
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_cross_entries() {
+        let mut memory = [0u8; 30];
+        let base = memory.as_mut_ptr();
+        let sge = |at: usize, len: usize| Sge { segment: Segment::new(base.wrapping_add(at), len), lkey: 0 };
+        let list = [sge(0, 10), sge(10, 0), sge(20, 5), sge(10, 10)];
+        let pieces =
+            |offset, len| span(&list, offset, len).map(|s| (s.address() - base as u64, s.len())).collect::<Vec<_>>();
+        assert_eq!(total(&list), 25);
+        assert_eq!(pieces(0, 25), [(0, 10), (20, 5), (10, 10)]);
+        assert_eq!(pieces(9, 3), [(9, 1), (20, 2)]);
+        assert_eq!(pieces(15, 4), [(10, 4)]);
+        assert_eq!(pieces(3, 0), []);
+        assert_eq!(pieces(24, 9), [(19, 1)]);
+    }
+
+    #[test]
+    fn rings_wrap() {
+        let mut ring = Ring::<u32>::new(3);
+        for round in 0..10 {
+            *ring.push().unwrap() = round;
+            *ring.push().unwrap() = round + 100;
+            assert_eq!(ring.get(1), Some(&(round + 100)));
+            assert_eq!(ring.pop().map(|v| *v), Some(round));
+            assert_eq!(ring.pop().map(|v| *v), Some(round + 100));
+            assert!(ring.pop().is_none());
+        }
+        let mut none = Ring::<u32>::new(0);
+        assert!(none.push().is_none() && none.pop().is_none() && none.get(0).is_none());
+    }
+}
