@@ -1,0 +1,141 @@
+//! In steady state an operation allocates nothing, in any completion mode, at either end: a counting allocator watches
+//! the whole process. One test, so that nothing else runs beside it.
+
+mod common;
+
+use common::{Pair, Rig, Setup, run};
+use tokio::join;
+use tokio_rdma::{CompletionMode, RemoteRegion};
+
+#[global_allocator]
+static ALLOCATOR: dhat::Alloc = dhat::Alloc;
+
+const WARM_UP: usize = 300;
+const COUNTED: usize = 2000;
+
+#[test]
+fn the_steady_state_allocates_nothing() {
+    let modes = [
+        CompletionMode::Event,
+        CompletionMode::default(),
+        CompletionMode::Polling,
+        CompletionMode::PollingThread { cpu: None },
+    ];
+    let mut failures = Vec::new();
+    for mode in modes {
+        for setup in [Setup::SOFT_TCP.mode(mode), Setup::SOFT_UNIX.mode(mode).single_threaded()] {
+            let (told, found) = std::sync::mpsc::channel();
+            run(setup, move |rig| async move {
+                for result in every_operation(&rig).await {
+                    told.send(result).unwrap();
+                }
+            });
+            for (operation, blocks) in found {
+                if blocks > 0 {
+                    let place = format!("{:?}, {mode:?}, {} workers", setup.address, setup.workers);
+                    failures.push(format!("{operation}: {blocks} in {COUNTED} ({place})"));
+                }
+            }
+        }
+    }
+    // Where they come from: `DHAT=1` writes dhat-heap.json, for https://nnethercote.github.io/dh_view/dh_view.html
+    assert!(failures.is_empty(), "allocations in steady state:\n{}", failures.join("\n"));
+}
+
+async fn every_operation(rig: &Rig) -> Vec<(&'static str, u64)> {
+    let pair = rig.pair().await;
+    let region = pair.server.exposed(64);
+    let remote = region.remote();
+    vec![
+        ("round trip", round_trips(&pair).await),
+        ("write", writes(&pair, &remote).await),
+        ("read", reads(&pair, &remote).await),
+        ("write with immediate", notices(&pair, &remote).await),
+        ("atomic", atomics(&pair, &remote).await),
+    ]
+}
+
+/// Counts the allocations from the end of the warm-up on.
+#[derive(Default)]
+struct Meter {
+    turns: usize,
+    counting: Option<(dhat::Profiler, u64)>,
+}
+
+impl Meter {
+    /// Whether there is one more turn.
+    fn next(&mut self) -> bool {
+        if self.turns == WARM_UP {
+            let profiler = match std::env::var_os("DHAT") {
+                Some(_) => dhat::Profiler::builder().build(),
+                None => dhat::Profiler::builder().testing().build(),
+            };
+            self.counting = Some((profiler, dhat::HeapStats::get().total_blocks));
+        }
+        self.turns += 1;
+        self.turns <= WARM_UP + COUNTED
+    }
+
+    fn allocations(self) -> u64 {
+        let (_profiler, before) = self.counting.expect("it was called often enough");
+        dhat::HeapStats::get().total_blocks - before
+    }
+}
+
+/// Both ends in one task: whoever answers has as many turns as whoever asks.
+async fn round_trips(pair: &Pair) -> u64 {
+    let mut meter = Meter::default();
+    let [mut out, mut back] = [1, 2].map(|seed| pair.client.filled(64, seed));
+    let [mut request, mut answer] = [3, 4].map(|seed| pair.server.filled(64, seed));
+    let ask = async {
+        while meter.next() {
+            let (sent, received) = join!(pair.client.send(out), pair.client.receive(back));
+            (out, back) = (sent.unwrap(), received.unwrap().buffer);
+        }
+        meter.allocations()
+    };
+    let reply = async {
+        for _ in 0..WARM_UP + COUNTED {
+            request = pair.server.receive(request).await.unwrap().buffer;
+            answer = pair.server.send(answer).await.unwrap();
+        }
+        // Deregistering memory is not the steady state, so it has to wait until the counting is over.
+        (request, answer)
+    };
+    join!(ask, reply).0
+}
+
+async fn writes(pair: &Pair, remote: &RemoteRegion) -> u64 {
+    let (mut meter, mut buffer) = (Meter::default(), pair.client.buffer(64));
+    while meter.next() {
+        buffer = pair.client.write(buffer, remote).await.unwrap();
+    }
+    meter.allocations()
+}
+
+async fn reads(pair: &Pair, remote: &RemoteRegion) -> u64 {
+    let (mut meter, mut buffer) = (Meter::default(), pair.client.buffer(64));
+    while meter.next() {
+        buffer = pair.client.read(buffer, remote).await.unwrap();
+    }
+    meter.allocations()
+}
+
+async fn notices(pair: &Pair, remote: &RemoteRegion) -> u64 {
+    let (mut meter, mut buffer, mut target) = (Meter::default(), pair.client.buffer(64), pair.server.buffer(1));
+    while meter.next() {
+        let write = pair.client.write_with_immediate(buffer, remote, 1);
+        let (written, notice) = join!(write, pair.server.receive(target));
+        (buffer, target) = (written.unwrap(), notice.unwrap().buffer);
+    }
+    meter.allocations()
+}
+
+async fn atomics(pair: &Pair, remote: &RemoteRegion) -> u64 {
+    let (mut meter, word) = (Meter::default(), remote.slice(..8).unwrap());
+    while meter.next() {
+        pair.client.fetch_add(&word, 1).await.unwrap();
+        pair.client.compare_swap(&word, 0, 1).await.unwrap();
+    }
+    meter.allocations()
+}

@@ -1,0 +1,197 @@
+//! Who is held up by whom: nobody by somebody else's blocking code, and no timer by this crate.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tokio::time::MissedTickBehavior;
+use tokio_rdma::{Access, CompletionMode, Connection, Listener};
+
+use crate::common::process::{Parent, Second};
+use crate::common::rig::Setup;
+use crate::common::run::SOON;
+use crate::common::{End, Rig, assert_pattern, exercise, within};
+
+cases!(
+    one_sided_operations_need_no_program_at_the_target,
+    a_ticker_goes_on_during_ten_thousand_round_trips,
+    a_ticker_goes_on_while_connections_come_and_go,
+);
+process_cases!(
+    the_target_process_sleeps => reads_of_a_sleeping_process, sleeps_in_blocking_code;
+);
+
+/// The target's runtime has one thread, and that thread is stuck in user code until the initiator is done.
+async fn one_sided_operations_need_no_program_at_the_target(rig: Rig) {
+    let client = rig.domain();
+    let (announce, announced) = oneshot::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let stuck = Arc::new(AtomicBool::new(false));
+    let flag = stuck.clone();
+    let (open, address) = (rig.setup, rig.address());
+    let target = thread::spawn(move || {
+        open.single_threaded().runtime().block_on(async move {
+            let server = (open.device)().completion_mode(CompletionMode::default()).open().unwrap().alloc_pd().unwrap();
+            let listener = Listener::bind(&server, address).await.unwrap();
+            let region = server.alloc(1 << 20).unwrap().expose(Access::all()).unwrap();
+            announce.send((listener.local_address().clone(), region.remote())).unwrap();
+            let _connection = listener.accept().await.unwrap();
+            flag.store(true, Ordering::SeqCst);
+            // Not `.await`: this thread does nothing else until it is told.
+            released.recv_timeout(Duration::from_secs(60)).expect("the initiator is done in time");
+            flag.store(false, Ordering::SeqCst);
+            let mut bytes = vec![0; 1 << 20];
+            region.copy_to(0, &mut bytes).unwrap();
+            bytes
+        })
+    });
+    let (address, remote) = announced.await.unwrap();
+    let end = End::new(&client, Connection::connect(&client, &address).await.unwrap());
+    while !stuck.load(Ordering::SeqCst) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    within(SOON, async {
+        for round in 0..20 {
+            end.write(end.filled(1 << 20, round), &remote).await.unwrap();
+            assert_pattern(&end.read(end.buffer(1 << 20), &remote).await.unwrap(), round);
+        }
+        let word = remote.slice(..8).unwrap();
+        let before = end.fetch_add(&word, 1).await.unwrap();
+        assert_eq!(end.compare_swap(&word, before + 1, before).await.unwrap(), before + 1);
+    })
+    .await;
+    assert!(stuck.load(Ordering::SeqCst), "the target's program took no part in it");
+    release.send(()).unwrap();
+    assert_pattern(&target.join().unwrap(), 19);
+}
+
+async fn reads_of_a_sleeping_process(rig: Rig, mut second: Second) {
+    let address = second.hear().await;
+    let remote = second.hear_region().await;
+    let client = rig.domain();
+    let end = End::new(&client, Connection::connect(&client, address.as_str()).await.unwrap());
+    assert_eq!(second.hear().await, "asleep");
+    let start = Instant::now();
+    within(SOON, async {
+        end.write(end.filled(100_000, 1), &remote).await.unwrap();
+        assert_pattern(&end.read(end.buffer(100_000), &remote).await.unwrap(), 1);
+        end.fetch_add(&remote, 1).await.unwrap();
+        end.compare_swap(&remote, 0, 1).await.unwrap();
+    })
+    .await;
+    assert!(start.elapsed() < NAP / 2, "as long as the nap, or nearly: {:?}", start.elapsed());
+    assert_eq!(second.hear().await, "awake");
+    second.end().await;
+}
+
+const NAP: Duration = Duration::from_secs(2);
+
+async fn sleeps_in_blocking_code(rig: Rig, mut parent: Parent) {
+    let Setup { device, .. } = rig.setup;
+    let server = device().open().unwrap().alloc_pd().unwrap();
+    let listener = rig.listener(&server).await;
+    let region = server.alloc(100_000).unwrap().expose(Access::all()).unwrap();
+    parent.say(&listener.local_address().to_string());
+    parent.say_region(&region.remote());
+    let _connection = listener.accept().await.unwrap();
+    parent.say("asleep");
+    // Every worker of this runtime, and the thread that it is driven from.
+    let naps: Vec<_> = (0..rig.setup.workers).map(|_| tokio::spawn(async { thread::sleep(NAP) })).collect();
+    thread::sleep(NAP);
+    for nap in naps {
+        nap.await.unwrap();
+    }
+    parent.say("awake");
+    assert_eq!(parent.hear().await, None);
+}
+
+/// The share of the expected ticks that a 10 ms ticker makes while `work` runs on the same thread.
+async fn ticks_during(setup: Setup, work: impl AsyncFnOnce(Rig) + Send + 'static) -> f64 {
+    const TICK: Duration = Duration::from_millis(10);
+    let setup = setup.single_threaded();
+    let thread = tokio::task::spawn_blocking(move || {
+        setup.runtime().block_on(async move {
+            let ticks = Arc::new(AtomicU64::new(0));
+            let count = ticks.clone();
+            let ticker = tokio::spawn(async move {
+                let mut interval = tokio::time::interval(TICK);
+                // A tick that is missed altogether is not made up for.
+                interval.set_missed_tick_behavior(MissedTickBehavior::Skip);
+                loop {
+                    interval.tick().await;
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let start = Instant::now();
+            work(Rig::new(setup)).await;
+            let expected = start.elapsed().as_secs_f64() / TICK.as_secs_f64();
+            ticker.abort();
+            assert!(expected >= 5.0, "the work is too short to say anything: {expected} ticks");
+            ticks.load(Ordering::Relaxed) as f64 / expected
+        })
+    });
+    thread.await.unwrap()
+}
+
+/// On a busy machine the thread itself does not run all the time, so what counts is how a ticker fares beside work that only
+/// yields; and a few tries are allowed. Code that blocks misses each time.
+async fn ticker_goes_on(rig: &Rig, work: impl AsyncFnOnce(Rig) + Copy + Send + 'static) {
+    let yields = async |_: Rig| {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(300) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let mut shares = Vec::new();
+    while shares.len() < 5 {
+        let possible = ticks_during(rig.setup, yields).await.min(1.0);
+        let share = ticks_during(rig.setup, work).await;
+        if share >= 0.9 * possible {
+            return;
+        }
+        shares.push((share, possible));
+    }
+    panic!("shares of the expected ticks, and what was possible: {shares:?}");
+}
+
+async fn a_ticker_goes_on_during_ten_thousand_round_trips(rig: Rig) {
+    ticker_goes_on(&rig, async |rig: Rig| {
+        let pair = rig.pair().await;
+        let server = pair.server.clone();
+        let echo = tokio::spawn(async move {
+            let (mut next, mut back) = (server.buffer(64), server.buffer(64));
+            for _ in 0..10_000 {
+                let received = server.receive(next).await.unwrap();
+                back.copy_from_slice(received.message());
+                next = received.buffer;
+                back = server.send(back).await.unwrap();
+            }
+        });
+        let client = &pair.client;
+        let (mut out, mut back) = (client.buffer(64), client.buffer(64));
+        for round in 0..10_000u64 {
+            out[..8].copy_from_slice(&round.to_le_bytes());
+            let (received, sent) = tokio::join!(client.receive(back), client.send(out));
+            (back, out) = (received.unwrap().buffer, sent.unwrap());
+            assert_eq!(back[..], out[..]);
+        }
+        echo.await.unwrap();
+    })
+    .await;
+}
+
+async fn a_ticker_goes_on_while_connections_come_and_go(rig: Rig) {
+    ticker_goes_on(&rig, async |rig: Rig| {
+        let (client, server) = (rig.domain(), rig.domain());
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(300) {
+            let pair = rig.connect(&client, &server).await;
+            exercise(&pair).await;
+            pair.client.close().await;
+            pair.server.closed().await;
+        }
+    })
+    .await;
+}

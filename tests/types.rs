@@ -1,0 +1,162 @@
+//! What may cross threads, and what may move while it is polled. All of it is checked when this compiles.
+
+use tokio_rdma::op::*;
+use tokio_rdma::*;
+
+fn send<T: Send + ?Sized>() {}
+fn sync<T: Sync + ?Sized>() {}
+fn unpin<T: Unpin + ?Sized>() {}
+fn unwinds<T: std::panic::UnwindSafe>() {}
+fn owned<T: 'static>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+fn debug<T: std::fmt::Debug>() {}
+
+macro_rules! handles {
+    ($($type:ty),+ $(,)?) => {
+        $(
+            send::<$type>();
+            sync::<$type>();
+            unpin::<$type>();
+            owned::<$type>();
+            debug::<$type>();
+        )+
+    };
+}
+
+#[test]
+fn handles_and_values_are_send_sync_and_unpin() {
+    handles!(
+        Device,
+        DeviceBuilder,
+        DeviceInfo,
+        DeviceLimits,
+        Provider,
+        Link,
+        CompletionMode,
+        Address,
+        Mtu,
+        ProtectionDomain,
+        DomainStats,
+        MemoryRegion,
+        OwnedMemory,
+        Access,
+        RemoteRegion,
+        RemoteTarget,
+        Buffer,
+        SharedBuffer,
+        BufferPool,
+        SgList,
+        SgSegment,
+        ExposedRegion,
+        Connection,
+        ConnectionBuilder,
+        ConnectionStats,
+        Listener,
+        ListenerBuilder,
+        PendingConnection,
+        QueuePairEndpoint,
+        Batch,
+        Received<Buffer>,
+        Received<SgList>,
+        CloseReason,
+        WcStatus,
+        Operation,
+        soft::Faults,
+        soft::HandshakeStep,
+    );
+}
+
+#[test]
+fn operations_can_be_spawned_and_moved() {
+    handles!(
+        SendOp<Buffer>,
+        SendOp<SharedBuffer>,
+        SendOp<SgList>,
+        WriteOp<Buffer>,
+        WriteOp<SharedBuffer>,
+        WriteOp<SgList>,
+        ReadOp<Buffer>,
+        ReadOp<SgList>,
+        ReceiveOp<Buffer>,
+        ReceiveOp<SgList>,
+        CompareSwapOp,
+        FetchAddOp,
+        PostBatch,
+        Get,
+        Reclaim,
+    );
+    // A deadline holds tokio's timer, which is pinned when it is polled.
+    fn timer<T: Send + Sync + 'static + std::fmt::Debug>() {}
+    timer::<Timeout<SendOp<Buffer>>>();
+    timer::<Timeout<ReceiveOp<SgList>>>();
+    timer::<Timeout<FetchAddOp>>();
+}
+
+#[test]
+fn async_functions_can_be_spawned() {
+    fn check(domain: &ProtectionDomain, listener: &Listener, connection: &Connection, endpoint: QueuePairEndpoint) {
+        fn spawns<T: Send>(_: impl Future<Output = T> + Send) {}
+        spawns(Connection::connect(domain, "127.0.0.1:1"));
+        spawns(Connection::builder(domain).connect("127.0.0.1:1"));
+        spawns(Connection::builder(domain).endpoint("127.0.0.1:0"));
+        spawns(async { Connection::builder(domain).endpoint("127.0.0.1:0").await.unwrap().connect(&endpoint).await });
+        spawns(Listener::bind(domain, "127.0.0.1:0"));
+        spawns(listener.accept());
+        spawns(connection.close());
+        spawns(connection.closed());
+    }
+    let _ = check;
+}
+
+#[test]
+fn errors_are_errors() {
+    error::<Error>();
+    error::<OpError<Buffer>>();
+    error::<OpError<SharedBuffer>>();
+    error::<OpError<SgList>>();
+    error::<BatchError>();
+    error::<ExposeError>();
+    error::<UnsplitError>();
+    // What `?` needs in a function that returns this crate's error, or anybody's.
+    fn converts<E: Into<Error>>() {}
+    converts::<OpError<Buffer>>();
+    converts::<BatchError>();
+    converts::<ExposeError>();
+    converts::<UnsplitError>();
+}
+
+/// `thread::spawn` and `catch_unwind` around a program's own code need not be told that a buffer is fine.
+#[test]
+fn plain_values_are_unwind_safe() {
+    unwinds::<RemoteRegion>();
+    unwinds::<QueuePairEndpoint>();
+    unwinds::<Address>();
+    unwinds::<CloseReason>();
+    unwinds::<WcStatus>();
+    unwinds::<ConnectionStats>();
+    unwinds::<DomainStats>();
+}
+
+#[test]
+fn small_values_are_copied_and_compared() {
+    fn small<T: Copy + Eq + std::hash::Hash + Send + Sync>() {}
+    small::<RemoteRegion>();
+    small::<Access>();
+    small::<WcStatus>();
+    small::<Operation>();
+    small::<Provider>();
+    small::<Link>();
+    fn clones<T: Clone + Eq>() {}
+    clones::<QueuePairEndpoint>();
+    clones::<Address>();
+    clones::<CloseReason>();
+    clones::<DeviceInfo>();
+    clones::<DeviceLimits>();
+    fn shared<T: Clone + Send + Sync>() {}
+    shared::<Connection>();
+    shared::<Device>();
+    shared::<ProtectionDomain>();
+    shared::<BufferPool>();
+    shared::<SharedBuffer>();
+    shared::<MemoryRegion>();
+}
