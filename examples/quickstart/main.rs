@@ -1,0 +1,151 @@
+//! Every operation between two processes, with checked contents and measured times.
+//!
+//! ```text
+//! cargo run --release --example quickstart                    # both processes on this machine
+//! ... --example quickstart -- --role server --address 0.0.0.0:7471         # on one host
+//! ... --example quickstart -- --role client --address first.example:7471   # on another
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `client` | the operations, one function each |
+//! | `server` | the far end: receives, and tells what arrived |
+//! | `wire` | what the two tell each other |
+//! | `measure`, `table` | times, and how they are shown |
+
+mod client;
+mod measure;
+mod server;
+mod table;
+mod wire;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::{ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Parser, ValueEnum};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio_rdma::{Address, Device, IntoAddress};
+
+/// Runs every operation between two processes, checks what arrived, and shows how long it took.
+#[derive(Parser)]
+struct Options {
+    /// Run only this side, for two hosts; without it, this process is the client and starts a server
+    #[arg(long)]
+    role: Option<Role>,
+
+    /// Where the server listens: IP:PORT, HOST:PORT or unix:PATH; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:0", value_parser = |text: &str| text.into_address())]
+    address: Address,
+
+    /// The file that the client moves; without it, this program's own executable
+    #[arg(long)]
+    file: Option<PathBuf>,
+
+    /// The RDMA device; without it, the default one
+    #[arg(long)]
+    device: Option<String>,
+
+    /// How many seconds a single step may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+
+    /// How many seconds a server waits for its client
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    wait: u64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Role {
+    Server,
+    Client,
+}
+
+impl Options {
+    fn limit(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    fn open_device(&self) -> Result<Device> {
+        let device = match &self.device {
+            Some(name) => Device::open(name),
+            None => Device::open_default(),
+        };
+        device.context("open the device")
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let options = Options::parse();
+    let (name, result) = match options.role {
+        Some(Role::Server) => ("quickstart server", server::run(&options).await),
+        Some(Role::Client) => ("quickstart client", client_alone(&options).await),
+        None => ("quickstart", both(&options).await),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not eprintln: this must not panic when nobody listens any more.
+            let _ = writeln!(io::stderr(), "{name}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn client_alone(options: &Options) -> Result<()> {
+    if matches!(options.address, Address::Ip(address) if address.port() == 0) {
+        bail!("a client needs --address, as the server printed it");
+    }
+    let file = client::load(options.file.as_deref())?;
+    client::run(options, options.address.clone(), file).await
+}
+
+/// The client here, the server in a process of its own.
+async fn both(options: &Options) -> Result<()> {
+    let file = client::load(options.file.as_deref())?;
+    let (mut server, _stdout, address) = start_server(options).await?;
+    let outcome = client::run(options, address, file).await;
+
+    // After a failure only a moment: a server that died is collected at once, and one that hangs will not end by itself.
+    let patience = if outcome.is_ok() { options.limit() } else { options.limit().min(Duration::from_secs(1)) };
+    let Ok(status) = tokio::time::timeout(patience, server.wait()).await else {
+        server.kill().await.context("end the server process")?;
+        let hung = format!("the server process did not end within {patience:?} and was killed");
+        return Err(outcome.err().map_or(anyhow!("all steps succeeded, but {hung}"), |error| error.context(hung)));
+    };
+    let status = status.context("wait for the server process")?;
+    match outcome {
+        _ if status.success() => outcome,
+        Ok(()) => Err(anyhow!("all steps succeeded here, but the server process ended with {status}")),
+        Err(error) => Err(error.context(format!("the server process ended with {status}"))),
+    }
+}
+
+/// Starts this program again as the server, and waits for the address that it prints.
+///
+/// The pipe must be kept: a server that cannot print fails.
+async fn start_server(options: &Options) -> Result<(Child, BufReader<ChildStdout>, Address)> {
+    let program = std::env::current_exe().context("find this program's own path")?;
+    let mut command = Command::new(program);
+    command.args(["--role", "server", "--address", &options.address.to_string()]);
+    command.args(["--timeout", &options.timeout.to_string(), "--wait", &options.timeout.to_string()]);
+    command.args(options.device.iter().flat_map(|name| ["--device", name]));
+    // Otherwise a server would outlive a client that fails before it connects.
+    command.kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::piped());
+
+    let mut server = command.spawn().context("start the server process")?;
+    let mut stdout = BufReader::new(server.stdout.take().context("the server's standard output")?);
+    let mut line = String::new();
+    let reading = tokio::time::timeout(options.limit(), stdout.read_line(&mut line)).await;
+    reading
+        .map_err(|_| anyhow!("the server process did not listen within {:?}", options.limit()))?
+        .context("read what the server prints")?;
+    match line.trim_end().strip_prefix(server::LISTENING) {
+        Some(address) => Ok((server, stdout, address.parse()?)),
+        None => bail!("the server process did not start listening; see its message above"),
+    }
+}
