@@ -22,7 +22,7 @@ impl Workspace {
     }
 
     /// The library itself.
-    pub fn library(&self) -> Result<&Package> {
+    pub fn crate_package(&self) -> Result<&Package> {
         self.metadata.root_package().context("the workspace's root is not a package")
     }
 }

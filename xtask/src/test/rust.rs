@@ -21,7 +21,7 @@ pub fn clippy(_: &Workspace, _: &Tools) -> Result<Outcome> {
 
 /// No feature, each alone, and each pair: a fault that needs three of them together is one that all features show.
 pub fn features(workspace: &Workspace, _: &Tools) -> Result<Outcome> {
-    let features: Vec<_> = workspace.library()?.features.keys().filter(|name| *name != "default").collect();
+    let features: Vec<_> = workspace.crate_package()?.features.keys().filter(|name| *name != "default").collect();
     let mut sets = vec![String::new()];
     for (i, first) in features.iter().enumerate() {
         sets.push(first.to_string());
@@ -90,7 +90,7 @@ pub fn msrv(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
 
 /// The promised version without its patch level: `1.85`.
 fn msrv_version(workspace: &Workspace) -> Result<String> {
-    match &workspace.library()?.rust_version {
+    match &workspace.crate_package()?.rust_version {
         Some(version) => Ok(format!("{}.{}", version.major, version.minor)),
         None => bail!("Cargo.toml: rust-version is missing"),
     }
