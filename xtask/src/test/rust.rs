@@ -97,8 +97,14 @@ fn msrv_version(workspace: &Workspace) -> Result<String> {
 }
 
 /// The library's tests, built by another compiler or with other flags, in a target directory of their own.
-pub fn test_library(tools: &Tools, toolchain: &Toolchain, configure: impl Fn(Command) -> Command) -> Result<usize> {
-    let run = if tools.nextest() { "nextest run --profile sanitizer" } else { "test --no-fail-fast" };
+pub fn test_library(
+    tools: &Tools,
+    toolchain: &Toolchain,
+    profile: &str,
+    configure: impl Fn(Command) -> Command,
+) -> Result<usize> {
+    let nextest = format!("nextest run --profile {profile}");
+    let run = if tools.nextest() { &nextest } else { "test --no-fail-fast" };
     let command = toolchain.cargo(run).args("--package tokio-rdma --lib --tests --all-features");
     match Tally::of(&configure(command).run()?).ran {
         0 => bail!("no test ran: a run of nothing proves nothing"),

@@ -207,10 +207,12 @@ fn several_queue_pairs_share_a_completion_queue() {
         }
         pairs
     });
-    let (source, target) = (Memory::of(&pd_a, 64), Memory::of(&pd_b, 64));
+    let source = Memory::of(&pd_a, 64);
+    // One each: the engine and this thread may place at the same time.
+    let targets: Vec<_> = pairs.iter().map(|_| Memory::of(&pd_b, 64)).collect();
     for round in 0..200u64 {
         for (index, (a, b)) in pairs.iter().enumerate() {
-            b.post_receive(&[ReceiveRequest { wr_id: index as u64, sges: target.whole() }]).unwrap();
+            b.post_receive(&[ReceiveRequest { wr_id: index as u64, sges: targets[index].whole() }]).unwrap();
             a.post_send(&[request(round, SendOp::Send { imm: None }, source.whole())]).unwrap();
         }
         let mut seen = [0; 2];
