@@ -3,20 +3,18 @@
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 
 use tokio::sync::watch;
 
 use crate::completion::queue::{CompletionQueue, Room};
 use crate::completion::table::{Effects, Key, Outcome, Refused, Signal, Table, Ticket, WakeLater};
-use crate::error::CloseReason;
+use crate::error::{CloseReason, Error};
 use crate::memory::{AnyBuffer, Buffer, BufferPool, ProtectionDomain};
 use crate::provider::{
-    self, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, SendOp as WrOp, SendRequest, SgeList,
-    WorkCompletion,
+    self, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, SendRequest, SgeList, WorkCompletion, WrOp,
 };
 use crate::sync::Mutex;
-
-use std::task::{Context, Poll};
 
 /// Bits of a work request's id that name the queue pair within its completion queue.
 const PAIR_BITS: u32 = 64 - 1 - Key::BITS;
@@ -100,6 +98,20 @@ pub(crate) enum Rejected {
     Closed(CloseReason),
     Exhausted,
     System(std::io::Error),
+}
+
+impl Rejected {
+    pub(crate) fn into_error(self, operation: &'static str) -> Error {
+        match self {
+            Self::Closed(reason) => Error::Closed { operation, reason },
+            Self::Exhausted => Error::Invalid {
+                operation,
+                reason: "two million finished operations of this connection were neither awaited nor dropped"
+                    .to_owned(),
+            },
+            Self::System(cause) => Error::io(operation, "on the device", cause),
+        }
+    }
 }
 
 impl From<Refused> for Rejected {

@@ -46,7 +46,6 @@ pub(crate) struct CompletionQueue {
 #[derive(Debug, Default)]
 pub(crate) struct QueueCounters {
     pub looks: AtomicU64,
-    pub completions: AtomicU64,
     /// Finished operations that their futures took.
     pub taken: AtomicU64,
     pub wakeups: AtomicU64,
@@ -196,9 +195,8 @@ impl CompletionQueue {
         for number in dispatcher.failed.drain(..) {
             ended.extend(dispatcher.pairs.iter().flatten().find(|pair| pair.number() == number).cloned());
         }
-        // Only who holds the dispatcher counts these.
+        // Only who holds the dispatcher counts this.
         advance(&self.counters.looks, 1);
-        advance(&self.counters.completions, found as u64);
         drop(guard);
         effects.run();
         for pair in ended {

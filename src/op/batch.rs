@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use crate::completion::pair::{BatchMember, QueuePair, Rejected};
+use crate::completion::pair::{BatchMember, QueuePair};
 use crate::completion::table::{Effects, Outcome, Signal, Ticket};
 use crate::error::{Error, Result};
 use crate::memory::{AnyBuffer, RemoteRegion, SourceBuffer, TargetBuffer};
@@ -178,7 +178,7 @@ impl Future for PostBatch {
         this.batch.members.clear();
         Poll::Ready(match rejected {
             None => Ok(()),
-            Some(rejected) => Err(BatchError { accepted, total, error: post_error(rejected) }),
+            Some(rejected) => Err(BatchError { accepted, total, error: rejected.into_error("batch") }),
         })
     }
 }
@@ -188,14 +188,6 @@ impl Drop for PostBatch {
         if let Some(ticket) = self.ticket.take() {
             self.batch.pair.send.leave(ticket);
         }
-    }
-}
-
-fn post_error(rejected: Rejected) -> Error {
-    match rejected {
-        Rejected::Closed(reason) => Error::Closed { operation: "batch", reason },
-        Rejected::System(cause) => Error::io("batch", "on the device", cause),
-        Rejected::Exhausted => Error::Invalid { operation: "batch", reason: "the op table is full".to_owned() },
     }
 }
 

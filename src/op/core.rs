@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::completion::pair::{QueuePair, Rejected, Request, Side};
+use crate::completion::pair::{QueuePair, Request, Side};
 use crate::completion::table::{Abandoned, Key, Outcome, Ticket};
 use crate::error::{Error, Operation, RemoteTarget, WcStatus};
 use crate::memory::{Access, AnyBuffer, RemoteRegion};
-use crate::provider::{RemoteAddress, SendOp as WrOp, WorkCompletion};
+use crate::provider::{RemoteAddress, WorkCompletion, WrOp};
 
 /// What is to be done, before it is bound to a buffer.
 #[derive(Clone, Copy, Debug)]
@@ -229,13 +229,17 @@ impl Op {
         };
         let posted = self.pair.submit(&request, &mut self.buffer, &mut ticket, cx);
         self.state = State::Waiting(ticket);
-        match ready_or_wait(posted, ticket.is_some() && !had_ticket, &self.pair) {
+        if ticket.is_some() && !had_ticket {
+            self.pair.counters.slot_waits.fetch_add(1, Ordering::Relaxed);
+            tracing::trace!(qp = self.pair.number(), "queue full: an operation waits for a slot");
+        }
+        match posted {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(key)) => {
                 self.state = State::Posted(key);
                 Poll::Ready(Ok(()))
             }
-            Poll::Ready(Err(rejected)) => Poll::Ready(Err(self.rejected(rejected))),
+            Poll::Ready(Err(rejected)) => Poll::Ready(Err(rejected.into_error(self.operation()))),
         }
     }
 
@@ -313,19 +317,6 @@ impl Op {
         }
     }
 
-    fn rejected(&self, rejected: Rejected) -> Error {
-        let operation = self.verb.operation().name();
-        match rejected {
-            Rejected::Closed(reason) => Error::Closed { operation, reason },
-            Rejected::Exhausted => Error::Invalid {
-                operation,
-                reason: "two million finished operations of this connection were neither awaited nor dropped"
-                    .to_owned(),
-            },
-            Rejected::System(cause) => Error::io(operation, "on the device", cause),
-        }
-    }
-
     fn polled_after_end(&self) -> Error {
         Error::Invalid { operation: self.operation(), reason: "the future was polled after it had finished".to_owned() }
     }
@@ -340,13 +331,4 @@ impl Drop for Op {
             _ => {}
         }
     }
-}
-
-/// Counts the operations that had to wait for a slot, once each.
-fn ready_or_wait<T>(posted: Poll<T>, joined: bool, pair: &QueuePair) -> Poll<T> {
-    if joined {
-        pair.counters.slot_waits.fetch_add(1, Ordering::Relaxed);
-        tracing::trace!(qp = pair.number(), "queue full: an operation waits for a slot");
-    }
-    posted
 }

@@ -33,7 +33,7 @@ pub(crate) struct RemoteAddress {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum SendOp {
+pub(crate) enum WrOp {
     Send {
         imm: Option<u32>,
     },
@@ -60,7 +60,7 @@ pub(crate) enum SendOp {
 #[derive(Clone, Debug)]
 pub(crate) struct SendRequest {
     pub wr_id: u64,
-    pub op: SendOp,
+    pub op: WrOp,
     pub sges: SgeList,
     /// Whether success produces a completion (failure always does).
     pub signaled: bool,

@@ -66,8 +66,9 @@ pub(super) struct QpShared {
     closed: OnceLock<CloseReason>,
     rnr_naks_sent: AtomicU64,
     rnr_naks_received: AtomicU64,
-    /// Bytes in and out: a peer that is alive makes them grow.
+    /// Bytes in: a peer that is alive makes them grow.
     received: Bytes,
+    /// Bytes out, what had to be sent again included.
     pub(super) sent: Bytes,
     /// Bytes that the socket took after it was full: somebody emptied it.
     drained: Bytes,

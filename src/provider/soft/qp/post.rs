@@ -8,7 +8,7 @@ use super::QpShared;
 use super::queue::total;
 use super::tx::Tx;
 use crate::error::{CloseReason, WcStatus};
-use crate::provider::{PostError, PostErrorKind, ReceiveRequest, SendOp, SendRequest, Sge};
+use crate::provider::{PostError, PostErrorKind, ReceiveRequest, SendRequest, Sge, WrOp};
 
 impl QpShared {
     pub(super) fn post_send(self: &Arc<Self>, requests: &[SendRequest]) -> Result<(), PostError> {
@@ -46,7 +46,7 @@ impl QpShared {
         }
         let poison = self.check_request(request, length);
         let receive = match request.op {
-            SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. } => {
+            WrOp::Send { .. } | WrOp::Write { imm: Some(_), .. } => {
                 tx.receives_wanted += 1;
                 Some(tx.receives_wanted - 1)
             }
@@ -74,11 +74,11 @@ impl QpShared {
         if !self.keys_cover(&request.sges) {
             return Some(WcStatus::LocalProtection);
         }
-        let atomic = matches!(request.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        let atomic = matches!(request.op, WrOp::CompareSwap { .. } | WrOp::FetchAdd { .. });
         if length > self.agreed.max_message || (atomic && length != 8) {
             return Some(WcStatus::LocalLength);
         }
-        let reads = atomic || matches!(request.op, SendOp::Read { .. });
+        let reads = atomic || matches!(request.op, WrOp::Read { .. });
         (reads && self.agreed.reads_started == 0).then_some(WcStatus::LocalQpOperation)
     }
 

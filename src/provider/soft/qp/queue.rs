@@ -2,7 +2,7 @@
 
 use crate::error::WcStatus;
 use crate::memory::dma::Segment;
-use crate::provider::{SendOp, Sge, SgeList};
+use crate::provider::{Sge, SgeList, WrOp};
 
 /// A first-in first-out ring of reused entries.
 pub(super) struct Ring<T> {
@@ -66,7 +66,7 @@ impl<T: Default> Ring<T> {
 /// A posted request, until its completion.
 pub(super) struct SendEntry {
     pub wr_id: u64,
-    pub op: SendOp,
+    pub op: WrOp,
     pub sges: SgeList,
     pub length: u32,
     pub signaled: bool,
@@ -84,7 +84,7 @@ impl Default for SendEntry {
     fn default() -> Self {
         Self {
             wr_id: 0,
-            op: SendOp::Send { imm: None },
+            op: WrOp::Send { imm: None },
             sges: SgeList::new(),
             length: 0,
             signaled: false,
@@ -99,7 +99,7 @@ impl Default for SendEntry {
 impl SendEntry {
     /// Whether the peer answers with data.
     pub(super) fn wants_answer(&self) -> bool {
-        matches!(self.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+        matches!(self.op, WrOp::Read { .. } | WrOp::CompareSwap { .. } | WrOp::FetchAdd { .. })
     }
 }
 

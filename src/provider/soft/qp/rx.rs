@@ -14,7 +14,7 @@ use super::tx::{Body, Response};
 use crate::error::WcStatus;
 use crate::memory::Access;
 use crate::memory::dma::Scatter;
-use crate::provider::{Opcode, SendOp, SgeList, WorkCompletion};
+use crate::provider::{Opcode, SgeList, WorkCompletion, WrOp};
 
 /// Small messages are read into this buffer, several at a time, and copied from there.
 pub(super) const STAGING: usize = 16 << 10;
@@ -517,7 +517,7 @@ impl Rx {
         let msn = extend(tx.acked, header.msn);
         let known = msn < tx.sent;
         let entry = tx.entry(msn).filter(|entry| known && !entry.answered);
-        let Some(entry) = entry.filter(|e| matches!(e.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })) else {
+        let Some(entry) = entry.filter(|e| matches!(e.op, WrOp::CompareSwap { .. } | WrOp::FetchAdd { .. })) else {
             return Err("an answer to no atomic".into());
         };
         copy(&entry.sges, 0, &header.address.to_ne_bytes());
@@ -607,7 +607,7 @@ impl Rx {
 fn read_entry<'a>(tx: &'a mut super::tx::Tx, header: &Header) -> Result<&'a mut super::queue::SendEntry, Stop> {
     let msn = extend(tx.acked, header.msn);
     let known = msn < tx.sent;
-    let entry = tx.entry(msn).filter(|entry| known && !entry.answered && matches!(entry.op, SendOp::Read { .. }));
+    let entry = tx.entry(msn).filter(|entry| known && !entry.answered && matches!(entry.op, WrOp::Read { .. }));
     let fits = |e: &super::queue::SendEntry| e.length == header.total && u64::from(e.received) == header.offset();
     entry.filter(|entry| fits(entry)).ok_or(Stop::Protocol("an answer to no read"))
 }

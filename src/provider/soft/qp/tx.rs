@@ -16,7 +16,7 @@ use super::QpShared;
 use super::queue::{Ring, SendEntry, span};
 use crate::error::WcStatus;
 use crate::memory::dma::{Gather, MAX_PARTS, Segment};
-use crate::provider::SendOp;
+use crate::provider::WrOp;
 
 /// Frames and bytes gathered into one system call.
 const BATCH_FRAMES: usize = 32;
@@ -426,7 +426,7 @@ impl Tx {
         let mut payload = Payload::None;
         let mut last = true;
         match entry.op {
-            SendOp::Send { imm } | SendOp::Write { imm, .. } => {
+            WrOp::Send { imm } | WrOp::Write { imm, .. } => {
                 let len = (total - offset).min(FRAGMENT);
                 last = offset + len == total;
                 header.length = len as u32;
@@ -435,7 +435,7 @@ impl Tx {
                 if offset == 0 {
                     header.flags |= flag::FIRST;
                 }
-                if let SendOp::Write { remote, .. } = entry.op {
+                if let WrOp::Write { remote, .. } = entry.op {
                     header.kind = Kind::Write;
                     if offset == 0 {
                         (header.address, header.key) = (remote.address, remote.rkey);
@@ -449,16 +449,16 @@ impl Tx {
                     payload = Payload::Request(offset);
                 }
             }
-            SendOp::Read { remote } => {
+            WrOp::Read { remote } => {
                 header.kind = Kind::ReadRequest;
                 (header.address, header.key) = (remote.address, remote.rkey);
             }
-            SendOp::CompareSwap { remote, compare, swap } => {
+            WrOp::CompareSwap { remote, compare, swap } => {
                 header.kind = Kind::CompareSwap;
                 (header.address, header.key) = (remote.address, remote.rkey);
                 payload = operands(&mut header, compare, swap);
             }
-            SendOp::FetchAdd { remote, add } => {
+            WrOp::FetchAdd { remote, add } => {
                 header.kind = Kind::FetchAdd;
                 (header.address, header.key) = (remote.address, remote.rkey);
                 payload = operands(&mut header, add, 0);

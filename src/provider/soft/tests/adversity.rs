@@ -68,7 +68,7 @@ fn an_rnr_nak_for_what_was_answered_ends_the_link() {
     let mut out = Vec::new();
     side.send(0, memory.whole());
     for id in 1..=5 {
-        side.post(id, SendOp::Read { remote: RemoteAddress::default() }, memory.whole());
+        side.post(id, WrOp::Read { remote: RemoteAddress::default() }, memory.whole());
     }
     let answer = |msn| {
         let data = Header { msn, length: 8, total: 8, ..Header::new(Kind::ReadResponse) };
@@ -106,7 +106,7 @@ fn a_dead_peer_is_found_though_this_side_keeps_posting() {
     for id in 0..50 {
         let _ = side.qp.post_send(&[request(
             id,
-            SendOp::Write { remote: RemoteAddress::default(), imm: None },
+            WrOp::Write { remote: RemoteAddress::default(), imm: None },
             SgeList::new(),
         )]);
         settle(&side, &mut out, 10);
@@ -136,7 +136,7 @@ fn an_acknowledgement_survives_a_rewind() {
     let memory = Memory::new(&side, 60_000);
     let mut out = Vec::new();
     side.receive(100, memory.whole());
-    let batch: Vec<_> = (0..8).map(|id| request(id, SendOp::Send { imm: None }, memory.whole())).collect();
+    let batch: Vec<_> = (0..8).map(|id| request(id, WrOp::Send { imm: None }, memory.whole())).collect();
     side.qp.post_send(&batch).unwrap();
     settle(&side, &mut out, 10);
     assert!(side.qp.shared().writes_wait());
@@ -177,7 +177,7 @@ fn failing_waits_for_somebody_elses_failing() {
     for _ in 0..20 {
         let (side, mut peer) = victim(config());
         let memory = Memory::new(&side, 1 << 18);
-        let batch: Vec<_> = (0..128).map(|id| request(id, SendOp::Send { imm: None }, memory.whole())).collect();
+        let batch: Vec<_> = (0..128).map(|id| request(id, WrOp::Send { imm: None }, memory.whole())).collect();
         side.qp.post_send(&batch).unwrap();
         peer.write_all(&[0xff; HEADER]).unwrap();
         // The engine finds the nonsense.

@@ -25,8 +25,8 @@ fn one_sided_requests_are_served_while_nobody_looks() {
         let mut worst = Duration::ZERO;
         for round in 0..50 {
             let start = Instant::now();
-            a.post(1, SendOp::Read { remote: exposed.remote(&grant, 0) }, back.whole());
-            a.post(2, SendOp::Write { remote: exposed.remote(&grant, 0), imm: None }, SgeList::new());
+            a.post(1, WrOp::Read { remote: exposed.remote(&grant, 0) }, back.whole());
+            a.post(2, WrOp::Write { remote: exposed.remote(&grant, 0), imm: None }, SgeList::new());
             assert_success(&collect_one(&a, 2), [1, 2]);
             if round > 0 {
                 worst = worst.max(start.elapsed());
@@ -45,14 +45,14 @@ fn an_acknowledgement_is_flushed_when_the_looking_stops() {
     let exposed = Memory::new(&b, 8);
     let grant = exposed.grant(&b, Access::all());
     let local = Memory::new(&a, 8);
-    a.post(1, SendOp::Write { remote: exposed.remote(&grant, 0), imm: None }, local.whole());
+    a.post(1, WrOp::Write { remote: exposed.remote(&grant, 0), imm: None }, local.whole());
     let mut out = Vec::new();
     b.poll(&mut out);
     let start = Instant::now();
     assert_success(&collect_one(&a, 1), [1]);
     assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
     // A second look writes it too, without the engine.
-    a.post(2, SendOp::Write { remote: exposed.remote(&grant, 0), imm: None }, local.whole());
+    a.post(2, WrOp::Write { remote: exposed.remote(&grant, 0), imm: None }, local.whole());
     wait_until(|| {
         b.poll(&mut out);
         a.poll(&mut out) > 0
@@ -215,7 +215,7 @@ fn everything_may_be_dropped_in_any_order() {
         let memory = Memory::new(&b, 1 << 20);
         let grant = memory.grant(&b, Access::all());
         let local = Memory::new(&a, 1 << 20);
-        a.post(1, SendOp::Write { remote: memory.remote(&grant, 0), imm: None }, local.whole());
+        a.post(1, WrOp::Write { remote: memory.remote(&grant, 0), imm: None }, local.whole());
         a.receive(1, local.whole());
         let Side { qp, cq, pd, ctx, memory: _kept } = a;
         let mut parts: Vec<Box<dyn std::any::Any>> = vec![Box::new(qp), Box::new(cq), Box::new(pd), Box::new(ctx)];

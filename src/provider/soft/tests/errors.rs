@@ -4,21 +4,18 @@ use super::*;
 use crate::error::CloseReason;
 use crate::provider::PostErrorKind;
 
-fn write_to(remote: RemoteAddress) -> SendOp {
-    SendOp::Write { remote, imm: None }
+fn write_to(remote: RemoteAddress) -> WrOp {
+    WrOp::Write { remote, imm: None }
 }
 
 /// Posts `op` with two requests behind it and expects it to be refused with `status`, on both sides.
 #[track_caller]
-fn refused(a: &Side, b: &Side, op: SendOp, sges: SgeList, status: WcStatus) {
+fn refused(a: &Side, b: &Side, op: WrOp, sges: SgeList, status: WcStatus) {
     let local = Memory::new(a, 8);
     b.receive(50, SgeList::new());
     let after = write_to(RemoteAddress::default());
-    let batch = [
-        request(1, op, sges),
-        request(2, after, SgeList::new()),
-        request(3, SendOp::Send { imm: None }, local.whole()),
-    ];
+    let batch =
+        [request(1, op, sges), request(2, after, SgeList::new()), request(3, WrOp::Send { imm: None }, local.whole())];
     // First, since nothing can be posted once the answer is there.
     a.receive(4, SgeList::new());
     a.qp.post_send(&batch).unwrap();
@@ -75,7 +72,7 @@ fn unknown_revoked_and_foreign_keys_are_refused() {
                 exposed.remote(&grant, 0)
             }
         };
-        let op = if case % 2 == 0 { SendOp::Read { remote } } else { write_to(remote) };
+        let op = if case % 2 == 0 { WrOp::Read { remote } } else { write_to(remote) };
         refused(&a, &b, op, local.whole(), WcStatus::RemoteAccess);
     }
 }
@@ -88,7 +85,7 @@ fn atomics_need_alignment_and_their_right() {
         let exposed = Memory::new(&b, 64);
         let grant = exposed.grant(&b, access);
         let local = Memory::new(&a, 8);
-        let op = SendOp::FetchAdd { remote: exposed.remote(&grant, offset), add: 1 };
+        let op = WrOp::FetchAdd { remote: exposed.remote(&grant, offset), add: 1 };
         refused(&a, &b, op, local.whole(), status);
     }
 }
@@ -113,7 +110,7 @@ fn requests_before_a_refused_one_succeed() {
     let exposed = Memory::pattern(&b, 1 << 20, 1);
     let grant = exposed.grant(&b, Access::all());
     let back = Memory::new(&a, 1 << 20);
-    a.post(1, SendOp::Read { remote: exposed.remote(&grant, 0) }, back.whole());
+    a.post(1, WrOp::Read { remote: exposed.remote(&grant, 0) }, back.whole());
     a.post(2, write_to(exposed.remote(&grant, 0)), SgeList::from_slice(&[back.sge(0, 0)]));
     a.post(3, write_to(RemoteAddress { address: 8, rkey: 0 }), SgeList::from_slice(&[back.sge(0, 8)]));
     let [done, _] = collect([(&a, 3), (&b, 0)]);
@@ -153,7 +150,7 @@ fn posts_are_refused_where_they_must_be() {
     let (a, b) = Options { configs: [small, config()], ..Options::default() }.connect();
     let memory = Memory::new(&a, 100);
     let two = SgeList::from_slice(&[memory.sge(0, 1), memory.sge(1, 1)]);
-    let send = |sges, inline| SendRequest { inline, ..request(1, SendOp::Send { imm: None }, sges) };
+    let send = |sges, inline| SendRequest { inline, ..request(1, WrOp::Send { imm: None }, sges) };
     let invalid = [send(two, false), send(memory.whole(), true)];
     for bad in invalid {
         let error = a.qp.post_send(&[bad]).unwrap_err();
@@ -200,7 +197,7 @@ fn a_revoked_key_ends_the_transfer_and_is_never_touched_again() {
             let grant = exposed.grant(&b, Access::all());
             let local = Memory::pattern(&a, len, 1);
             let remote = exposed.remote(&grant, 0);
-            let op = if round % 2 == 0 { write_to(remote) } else { SendOp::Read { remote } };
+            let op = if round % 2 == 0 { write_to(remote) } else { WrOp::Read { remote } };
             a.post(1, op, local.whole());
             let mut out = [Vec::new(), Vec::new()];
             for _ in 0..round {

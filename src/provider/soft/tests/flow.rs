@@ -34,7 +34,7 @@ fn other_traffic_flows_while_a_send_waits() {
     let spare = Memory::new(&a, 64);
     a.send(1, SgeList::new());
     a.receive(5, spare.whole());
-    b.post(1, SendOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
+    b.post(1, WrOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
     b.send(2, local.whole());
     let [received, done] = collect([(&a, 1), (&b, 2)]);
     assert_success(&done, [1, 2]);
@@ -150,7 +150,7 @@ fn a_silent_peer_exceeds_the_retries() {
         (a.unwrap().0, (mute, b))
     });
     let start = Instant::now();
-    let write = SendOp::Write { remote: RemoteAddress::default(), imm: None };
+    let write = WrOp::Write { remote: RemoteAddress::default(), imm: None };
     qp.post_send(&[request(1, write, SgeList::new()), request(2, write, SgeList::new())]).unwrap();
     let mut out = Vec::new();
     wait_until(|| {

@@ -100,7 +100,7 @@ fn a_peer_cannot_acknowledge_what_waits_in_a_full_socket() {
     let (side, mut peer) = victim(8);
     let memory = Memory::new(&side, 1 << 20);
     for id in 0..100 {
-        side.post(id, SendOp::Write { remote: RemoteAddress { address: 0, rkey: 0 }, imm: None }, memory.whole());
+        side.post(id, WrOp::Write { remote: RemoteAddress { address: 0, rkey: 0 }, imm: None }, memory.whole());
     }
     peer.write_all(&Header { ack: 100, ..Header::new(Kind::Ack) }.encode()).unwrap();
     refuses(&side);
@@ -123,7 +123,7 @@ fn random_bytes_never_panic() {
         let grant = memory.grant(&side, Access::all());
         (0..4).for_each(|id| side.receive(id, memory.whole()));
         side.send(9, memory.whole());
-        side.post(10, SendOp::Read { remote: RemoteAddress::default() }, memory.whole());
+        side.post(10, WrOp::Read { remote: RemoteAddress::default() }, memory.whole());
         let mut bytes = Vec::new();
         for _ in 0..20 {
             let mut raw = [0; HEADER];

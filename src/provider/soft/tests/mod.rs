@@ -20,7 +20,7 @@ use crate::error::WcStatus;
 use crate::memory::Access;
 use crate::memory::dma::Segment;
 use crate::provider::{
-    DeviceLimits, Link, QpConfig, ReceiveRequest, RemoteAddress, SendOp, SendRequest, Sge, SgeList, WorkCompletion,
+    DeviceLimits, Link, QpConfig, ReceiveRequest, RemoteAddress, SendRequest, Sge, SgeList, WorkCompletion, WrOp,
 };
 use crate::sync::Mutex;
 
@@ -190,7 +190,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     out
 }
 
-fn request(wr_id: u64, op: SendOp, sges: SgeList) -> SendRequest {
+fn request(wr_id: u64, op: WrOp, sges: SgeList) -> SendRequest {
     SendRequest { wr_id, op, sges, signaled: true, inline: false }
 }
 
@@ -199,12 +199,12 @@ impl Side {
         Self { qp, cq, pd, ctx, memory: Mutex::default() }
     }
 
-    fn post(&self, wr_id: u64, op: SendOp, sges: SgeList) {
+    fn post(&self, wr_id: u64, op: WrOp, sges: SgeList) {
         self.qp.post_send(&[request(wr_id, op, sges)]).unwrap();
     }
 
     fn send(&self, wr_id: u64, sges: SgeList) {
-        self.post(wr_id, SendOp::Send { imm: None }, sges);
+        self.post(wr_id, WrOp::Send { imm: None }, sges);
     }
 
     fn receive(&self, wr_id: u64, sges: SgeList) {

@@ -13,7 +13,7 @@ fn sends_arrive_with_their_immediate() {
         let target = Memory::new(&b, 200);
         b.receive(7, target.whole());
         b.receive(8, target.whole());
-        a.post(1, SendOp::Send { imm: Some(0xabcd) }, source.whole());
+        a.post(1, WrOp::Send { imm: Some(0xabcd) }, source.whole());
         a.send(2, SgeList::new());
         let [sent, received] = collect([(&a, 2), (&b, 2)]);
         assert_success(&sent, [1, 2]);
@@ -50,16 +50,16 @@ fn writes_reads_and_atomics_reach_exposed_memory() {
         let local = Memory::pattern(&a, 1000, 4);
         let back = Memory::new(&a, 1000);
         let old = Memory::new(&a, 16);
-        a.post(1, SendOp::Write { remote: exposed.remote(&grant, 8), imm: None }, local.whole());
+        a.post(1, WrOp::Write { remote: exposed.remote(&grant, 8), imm: None }, local.whole());
         let halves = SgeList::from_slice(&[back.sge(0, 333), back.sge(333, 667)]);
-        a.post(2, SendOp::Read { remote: exposed.remote(&grant, 8) }, halves);
+        a.post(2, WrOp::Read { remote: exposed.remote(&grant, 8) }, halves);
         let place = |at| SgeList::from_slice(&[old.sge(at, 8)]);
         let word = exposed.remote(&grant, 2048);
-        a.post(3, SendOp::FetchAdd { remote: word, add: 5 }, place(0));
+        a.post(3, WrOp::FetchAdd { remote: word, add: 5 }, place(0));
         let first = u64::from_ne_bytes(before[2048..2056].try_into().unwrap());
-        a.post(4, SendOp::CompareSwap { remote: word, compare: first.wrapping_add(5), swap: 99 }, place(8));
-        a.post(5, SendOp::Read { remote: RemoteAddress::default() }, SgeList::new());
-        a.post(6, SendOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
+        a.post(4, WrOp::CompareSwap { remote: word, compare: first.wrapping_add(5), swap: 99 }, place(8));
+        a.post(5, WrOp::Read { remote: RemoteAddress::default() }, SgeList::new());
+        a.post(6, WrOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
         let [done, _] = collect([(&a, 6), (&b, 0)]);
         assert_success(&done, 1..=6);
         assert_eq!(back.all(), local.all());
@@ -81,8 +81,8 @@ fn a_write_with_immediate_uses_a_receive_and_leaves_its_buffer_alone() {
     let source = Memory::pattern(&a, 40, 5);
     b.receive(9, untouched.whole());
     b.receive(10, SgeList::new());
-    a.post(1, SendOp::Write { remote: exposed.remote(&grant, 0), imm: Some(1) }, source.whole());
-    a.post(2, SendOp::Write { remote: RemoteAddress::default(), imm: Some(2) }, SgeList::new());
+    a.post(1, WrOp::Write { remote: exposed.remote(&grant, 0), imm: Some(1) }, source.whole());
+    a.post(2, WrOp::Write { remote: RemoteAddress::default(), imm: Some(2) }, SgeList::new());
     let [_, received] = collect([(&a, 2), (&b, 2)]);
     assert_success(&received, [9, 10]);
     assert_eq!((received[0].opcode, received[0].byte_len, received[0].imm), (Opcode::ReceiveWriteImm, 40, Some(1)));
@@ -102,8 +102,8 @@ fn large_messages_arrive_whole() {
             let grant = exposed.grant(&b, Access::all());
             let back = Memory::new(&a, len);
             b.receive(1, target.whole());
-            a.post(1, SendOp::Write { remote: exposed.remote(&grant, 0), imm: None }, source.whole());
-            a.post(2, SendOp::Read { remote: exposed.remote(&grant, 0) }, back.whole());
+            a.post(1, WrOp::Write { remote: exposed.remote(&grant, 0), imm: None }, source.whole());
+            a.post(2, WrOp::Read { remote: exposed.remote(&grant, 0) }, back.whole());
             a.send(3, source.whole());
             let [done, received] = collect([(&a, 3), (&b, 1)]);
             assert_success(&done, [1, 2, 3]);
@@ -135,8 +135,8 @@ fn completions_keep_the_posting_order() {
     let local = Memory::new(&a, 1 << 20);
     for round in 0..50 {
         let small = SgeList::from_slice(&[local.sge(0, 8)]);
-        a.post(2 * round, SendOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
-        a.post(2 * round + 1, SendOp::Write { remote: exposed.remote(&grant, 0), imm: None }, small);
+        a.post(2 * round, WrOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
+        a.post(2 * round + 1, WrOp::Write { remote: exposed.remote(&grant, 0), imm: None }, small);
     }
     let [done, _] = collect([(&a, 100), (&b, 0)]);
     assert_success(&done, 0..100);
@@ -148,7 +148,7 @@ fn unsignaled_requests_are_silent() {
     let exposed = Memory::new(&b, 8);
     let grant = exposed.grant(&b, Access::all());
     let local = Memory::new(&a, 8);
-    let write = SendOp::Write { remote: exposed.remote(&grant, 0), imm: None };
+    let write = WrOp::Write { remote: exposed.remote(&grant, 0), imm: None };
     let batch: Vec<_> =
         (0..30).map(|id| SendRequest { signaled: id % 10 == 9, ..request(id, write, local.whole()) }).collect();
     a.qp.post_send(&batch).unwrap();
@@ -165,7 +165,7 @@ fn reads_beyond_the_window_wait() {
     let local = Memory::new(&a, 64 * 100);
     for id in 0..100 {
         let place = SgeList::from_slice(&[local.sge(64 * id as usize, 64)]);
-        a.post(id, SendOp::Read { remote: exposed.remote(&grant, 0) }, place);
+        a.post(id, WrOp::Read { remote: exposed.remote(&grant, 0) }, place);
     }
     let [done, _] = collect([(&a, 100), (&b, 0)]);
     assert_success(&done, 0..100);
@@ -182,7 +182,7 @@ fn atomics_of_many_add_up() {
         scope.spawn(|| (0..10_000).for_each(|_| _ = exposed.segment.fetch_add(0, 1)));
         for round in 0..100 {
             for id in 0..10 {
-                a.post(round * 10 + id, SendOp::FetchAdd { remote: exposed.remote(&grant, 0), add: 1 }, old.whole());
+                a.post(round * 10 + id, WrOp::FetchAdd { remote: exposed.remote(&grant, 0), add: 1 }, old.whole());
             }
             collect([(&a, 10), (&b, 0)]);
         }
@@ -213,7 +213,7 @@ fn several_queue_pairs_share_a_completion_queue() {
     for round in 0..200u64 {
         for (index, (a, b)) in pairs.iter().enumerate() {
             b.post_receive(&[ReceiveRequest { wr_id: index as u64, sges: targets[index].whole() }]).unwrap();
-            a.post_send(&[request(round, SendOp::Send { imm: None }, source.whole())]).unwrap();
+            a.post_send(&[request(round, WrOp::Send { imm: None }, source.whole())]).unwrap();
         }
         let mut seen = [0; 2];
         wait_until(|| {

@@ -231,7 +231,7 @@ fn one_completion_fails_on_demand() {
     let faults = Some(Faults::seeded(1).fail_completion(3, WcStatus::General));
     let (a, b) = Options { faults: [faults, None], ..Options::default() }.connect();
     for id in 0..5 {
-        a.post(id, SendOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
+        a.post(id, WrOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
     }
     let [done, _] = collect([(&a, 5), (&b, 0)]);
     let (ok, flushed) = (WcStatus::Success, WcStatus::Flushed);
@@ -244,7 +244,7 @@ fn delayed_completions_keep_their_order_within_a_queue_pair() {
     let faults = Some(Faults::seeded(3).delay_completions(range, 0.5).reorder_across_queue_pairs());
     let (a, b) = Options { faults: [faults, None], ..Options::default() }.connect();
     for id in 0..100 {
-        a.post(id, SendOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
+        a.post(id, WrOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
     }
     let [done, _] = collect([(&a, 100), (&b, 0)]);
     assert_success(&done, 0..100);
@@ -255,7 +255,7 @@ fn a_delayed_completion_wakes_the_sleeper() {
     let range = Duration::from_millis(5)..Duration::from_millis(6);
     let faults = Some(Faults::seeded(3).delay_completions(range, 1.0));
     let (a, b) = Options { faults: [faults, None], ..Options::default() }.connect();
-    a.post(1, SendOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
+    a.post(1, WrOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
     let mut out = Vec::new();
     for _ in 0..10 {
         b.poll(&mut out);

@@ -64,7 +64,7 @@ fn speed_of_writes() {
                 let (mut posted, mut finished) = (0, 0);
                 while finished < bytes / len {
                     while posted < bytes / len && posted - finished < 16 {
-                        a.post(1, SendOp::Write { remote: exposed.remote(&grant, 0), imm: None }, local.whole());
+                        a.post(1, WrOp::Write { remote: exposed.remote(&grant, 0), imm: None }, local.whole());
                         posted += 1;
                     }
                     b.poll(&mut ignored);
@@ -148,7 +148,7 @@ fn speed_of_unattended_reads() {
         let local = Memory::new(&a, 4096);
         let mut out = Vec::new();
         let time = quickest(|| {
-            a.post(1, SendOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
+            a.post(1, WrOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
             out.clear();
             while a.poll(&mut out) == 0 {
                 std::thread::yield_now();
