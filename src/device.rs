@@ -1,15 +1,17 @@
 //! Devices: which there are, opening one, and what it can do.
 
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::address::Address;
 use crate::completion::queue::{CompletionQueue, Room};
 use crate::completion::{CompletionMode, driver};
 use crate::connection::keepalive::Keepalive;
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
-use crate::provider::{Context, DeviceLimits, soft};
+use crate::provider::{Context, DeviceLimits, soft, verbs};
 
 /// Names the device that [`Device::open_default`] opens, instead of the one it would choose.
 pub const DEVICE_VARIABLE: &str = "TOKIO_RDMA_DEVICE";
@@ -23,12 +25,15 @@ pub(crate) const SOFT: &str = "soft0";
 pub enum Provider {
     /// The software NIC of this crate: runs on any Linux machine.
     Soft,
+    /// An RDMA NIC (or the kernel's Soft-RoCE), by way of libibverbs.
+    Verbs,
 }
 
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Soft => f.write_str("software"),
+            Self::Verbs => f.write_str("verbs"),
         }
     }
 }
@@ -71,9 +76,16 @@ impl Drop for DeviceInner {
 }
 
 impl Device {
-    /// The devices of this machine. The software device `soft0` is always among them.
+    /// The devices of this machine: RDMA NICs, those with a port that is up first, and then the software device `soft0`,
+    /// which always exists.
     pub fn list() -> Vec<DeviceInfo> {
-        vec![DeviceInfo { name: SOFT.into(), provider: Provider::Soft }]
+        let nics = verbs::devices().unwrap_or_else(|error| {
+            tracing::debug!(%error, "no RDMA NICs");
+            Vec::new()
+        });
+        let (up, down): (Vec<_>, Vec<_>) = nics.into_iter().partition(|nic| nic.active);
+        let nics = up.into_iter().chain(down).map(|nic| DeviceInfo { name: nic.name, provider: Provider::Verbs });
+        nics.chain([DeviceInfo { name: SOFT.into(), provider: Provider::Soft }]).collect()
     }
 
     /// Opens the device with this name, with the defaults of [`DeviceBuilder`].
@@ -85,13 +97,20 @@ impl Device {
         Self::builder(name).open()
     }
 
-    /// Opens the device that `TOKIO_RDMA_DEVICE` names, or the best one: this machine's software device.
+    /// Opens the device that `TOKIO_RDMA_DEVICE` names, or the best one: the first RDMA NIC with a port that is up,
+    /// or else this machine's software device.
     ///
     /// Says in a tracing event which one it took, and why.
     pub fn open_default() -> Result<Self> {
         let (name, why) = match std::env::var_os(DEVICE_VARIABLE) {
-            Some(name) => (name.to_string_lossy().into_owned(), "named by the environment"),
-            None => (SOFT.to_owned(), "no RDMA NIC is supported by this build"),
+            Some(name) => (name.to_string_lossy().into_owned(), "named by the environment".to_owned()),
+            None => match verbs::devices() {
+                Ok(nics) => match nics.into_iter().find(|nic| nic.active) {
+                    Some(nic) => (nic.name, "an RDMA NIC with a port that is up".to_owned()),
+                    None => (SOFT.to_owned(), "no RDMA NIC with a port that is up".to_owned()),
+                },
+                Err(error) => (SOFT.to_owned(), format!("no RDMA NICs: {error}")),
+            },
         };
         let device = Self::open(&name)?;
         tracing::info!(device = device.name(), provider = %device.provider(), why, "opened the default device");
@@ -112,12 +131,48 @@ impl Device {
     pub fn provider(&self) -> Provider {
         match self.inner.context {
             Context::Soft(_) => Provider::Soft,
+            Context::Verbs(_) => Provider::Verbs,
         }
     }
 
     /// The sizes it supports.
     pub fn limits(&self) -> &DeviceLimits {
         self.inner.context.limits()
+    }
+
+    /// An address of this device to listen at, for programs that have no better idea: the first IPv4 address of a NIC, or else its
+    /// first address that is not link-local; `127.0.0.1` for the software device. Port 0 takes a free one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] when the NIC has no such address: an InfiniBand port needs an IP interface, a RoCE port one that is up.
+    pub fn local_address(&self, port: u16) -> Result<Address> {
+        let addresses = self.inner.context.addresses();
+        let routable = |ip: &&IpAddr| !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let best = addresses.iter().find(|ip| ip.is_ipv4()).or_else(|| addresses.iter().find(routable));
+        match best {
+            Some(ip) => Ok(SocketAddr::new(*ip, port).into()),
+            None => Err(Error::Invalid {
+                operation: "find an address of",
+                reason: format!("{} has no IP address: is its network interface up, with an address?", self.name()),
+            }),
+        }
+    }
+
+    /// The numbers of the CPUs that share a NUMA node with the NIC, in order. A thread elsewhere reaches its registers and the
+    /// completions it writes through the link between the nodes. To run a tokio runtime there, pin its threads in
+    /// `tokio::runtime::Builder::on_thread_start`, or the process with `taskset(1)`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a software device, and for one whose place is not in sysfs.
+    pub fn local_cpus(&self) -> Result<Vec<usize>> {
+        self.inner.context.local_cpus()
+    }
+
+    /// Completion vectors: interrupts that [`DeviceBuilder::completion_vector`] chooses from.
+    pub fn completion_vectors(&self) -> u32 {
+        self.inner.context.completion_vectors()
     }
 
     /// How its completions are waited for.
@@ -177,11 +232,13 @@ pub struct DeviceBuilder {
     source: Source,
     mode: CompletionMode,
     queues: usize,
+    vector: u32,
+    pinned: bool,
 }
 
 impl DeviceBuilder {
     pub(crate) fn new(source: Source) -> Self {
-        Self { source, mode: CompletionMode::default(), queues: 1 }
+        Self { source, mode: CompletionMode::default(), queues: 1, vector: 0, pinned: false }
     }
 
     /// How completions are waited for. Default: [`CompletionMode::Adaptive`], since most waits are either very short or long.
@@ -199,11 +256,31 @@ impl DeviceBuilder {
         self
     }
 
+    /// The completion vector of the first completion queue, which is to say the interrupt and with it the CPU that tells of its
+    /// completions (`/proc/interrupts`, `irqbalance(1)`); further queues get the next ones, round and round. Default: 0.
+    #[must_use]
+    pub fn completion_vector(mut self, vector: u32) -> Self {
+        self.vector = vector;
+        self
+    }
+
+    /// Runs this device's threads on the CPUs near the NIC: the one that hears of its events, and polling threads
+    /// ([`CompletionMode::PollingThread`]) without a CPU of their own. For the runtime's own threads, see
+    /// [`Device::local_cpus`]. Default: no, since the scheduler may know better on a host with one NUMA node.
+    ///
+    /// Opening the device fails when it is not known which CPUs those are.
+    #[must_use]
+    pub fn pin_to_local_cpus(mut self) -> Self {
+        self.pinned = true;
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
     ///
-    /// [`Error::UnknownDevice`], or [`Error::Limit`] when a setting is out of range.
+    /// [`Error::UnknownDevice`], also with the reason when RDMA NICs cannot be used on this machine; [`Error::Limit`] when a
+    /// setting is out of range.
     pub fn open(self) -> Result<Device> {
         if !(1..=MAX_QUEUES).contains(&self.queues) {
             return Err(Error::Limit {
@@ -227,14 +304,31 @@ impl DeviceBuilder {
         }
         let context = match self.source {
             Source::Named(name) if name == SOFT => Context::Soft(soft::Context::open(soft::default_limits(), None)?),
-            Source::Named(name) => {
-                let available = Device::list().into_iter().map(|device| device.name).collect();
-                return Err(Error::UnknownDevice { name, available });
-            }
+            Source::Named(name) => match verbs::Context::open(&name, self.pinned)? {
+                Some(context) => Context::Verbs(context),
+                None => {
+                    let available = Device::list().into_iter().map(|device| device.name).collect();
+                    let no_nics = verbs::devices().err().map(|error| error.to_string());
+                    return Err(Error::UnknownDevice { name, available, no_nics });
+                }
+            },
             Source::Soft { limits, faults } => Context::Soft(soft::Context::open(limits, faults)?),
         };
-        let queues =
-            (0..self.queues).map(|_| CompletionQueue::new(&context, self.mode).map(Arc::new)).collect::<Result<_>>()?;
+        let vectors = context.completion_vectors();
+        if self.vector >= vectors {
+            return Err(Error::Limit {
+                operation: "open",
+                what: "completion vector",
+                value: self.vector.into(),
+                limit: u64::from(vectors) - 1,
+                hint: "they are counted from 0",
+            });
+        }
+        let cpus: Option<Arc<[usize]>> = if self.pinned { Some(context.local_cpus()?.into()) } else { None };
+        let queues = (self.vector..)
+            .take(self.queues)
+            .map(|vector| CompletionQueue::new(&context, self.mode, vector % vectors, cpus.clone()).map(Arc::new))
+            .collect::<Result<_>>()?;
         Ok(Device {
             inner: Arc::new(DeviceInner { context, queues, next_queue: AtomicU64::new(0), keepalive: Arc::default() }),
         })

@@ -192,7 +192,7 @@ pub struct RemoteTarget {
 pub enum CloseReason {
     /// `close()` was called, or the last handle was dropped, on this side.
     Local,
-    /// The peer closed in an orderly way.
+    /// The peer closed in an orderly way. With an RDMA NIC also when its process died: its kernel says goodbye for it.
     Peer,
     /// The link to the peer broke: its process died, or its host is gone. The text is the system's.
     LinkLost(Arc<str>),
@@ -225,12 +225,14 @@ impl fmt::Display for CloseReason {
 #[non_exhaustive]
 pub enum Error {
     /// No device has this name.
-    #[error("no RDMA device named {name:?}; this machine has {}", available.join(", "))]
+    #[error("no RDMA device named {name:?}; this machine has {}{}", available.join(", "), nics_text(no_nics))]
     UnknownDevice {
         /// The name asked for.
         name: String,
         /// The names that exist.
         available: Vec<String>,
+        /// Why there can be no RDMA NICs among them, if so: a library that is missing, say.
+        no_nics: Option<String>,
     },
 
     /// A value is outside of what the device, the connection or the buffer allows. Nothing was posted.
@@ -340,6 +342,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// The peer's program got the request and said no.
+    #[error("{operation}: the peer refused: {reason}")]
+    Refused {
+        /// What was asked for.
+        operation: &'static str,
+        /// Its answer.
+        reason: String,
+    },
+
     /// Bytes that should be a descriptor are not one.
     #[error("not a valid {what}: {reason}")]
     Descriptor {
@@ -397,6 +408,10 @@ impl Error {
 
 fn hint_text(hint: &str) -> String {
     if hint.is_empty() { String::new() } else { format!("; {hint}") }
+}
+
+fn nics_text(reason: &Option<String>) -> String {
+    reason.as_ref().map_or_else(String::new, |reason| format!("; RDMA NICs cannot be used: {reason}"))
 }
 
 fn remote_text(remote: &Option<RemoteTarget>) -> String {

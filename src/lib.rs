@@ -63,6 +63,7 @@
 //!
 //! # Features
 //!
+//! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`] and [`QueuePairEndpoint`].
 #![deny(unsafe_code)]
 #![doc(test(attr(deny(warnings), allow(dead_code))))]
@@ -71,6 +72,8 @@
 compile_error!("tokio-rdma runs on Linux: its devices and completion channels are Linux interfaces");
 
 mod address;
+#[cfg(feature = "async-rdma")]
+pub mod async_rdma;
 mod completion;
 mod connection;
 mod device;
@@ -94,6 +97,11 @@ pub use memory::{
     ProtectionDomain, Reclaim, RemoteRegion, SgList, SgSegment, SharedBuffer, SourceBuffer, TargetBuffer, UnsplitError,
 };
 pub use provider::{DeviceLimits, Link};
+
+/// The guide's example, tested.
+#[cfg(all(doctest, feature = "async-rdma"))]
+#[doc = include_str!("../docs/migrating-from-async-rdma.md")]
+struct Migrating;
 
 /// The README's examples, tested.
 #[cfg(doctest)]

@@ -159,14 +159,15 @@ async fn drive(mut channel: Channel, spin: Duration) -> Result<()> {
     let queue = channel.queue.clone();
     let mut found = 0;
     let mut quiet_since = None;
-    let mut turns = 0;
+    let (mut turns, mut taken) = (0, 0);
     while !queue.kick.stopped() {
         if found > 0 {
             let_them_run(&queue).await;
             quiet_since = None;
-        } else if queue.device().take_worked() {
+        } else if queue.device().take_worked() || queue.counters.taken.load(Ordering::Relaxed) != taken {
             quiet_since = None;
         }
+        taken = queue.counters.taken.load(Ordering::Relaxed);
         if !spin.is_zero() && keep_looking(&mut quiet_since, spin) {
             advance(&queue.counters.spins, 1);
             // Other processes, then other tasks: a peer on the same CPU could not answer otherwise,
@@ -227,12 +228,13 @@ async fn to_the_back() {
     .await
 }
 
-/// Until the channel is readable or somebody kicks.
+/// Until the channel is readable, a queue pair has failed, or somebody kicks.
 async fn sleep(channel: &mut Channel, queue: &CompletionQueue) -> Result<()> {
     let fd = &channel.fd;
     let ready = poll_fn(|cx| {
         queue.kick.waker.register(cx.waker());
-        if queue.kick.kicked.swap(false, Ordering::SeqCst) || queue.kick.stopped() {
+        let failed = queue.device().wake_at_failure(cx);
+        if queue.kick.kicked.swap(false, Ordering::SeqCst) || queue.kick.stopped() || failed {
             return Poll::Ready(Ok(None));
         }
         fd.poll_read_ready(cx).map_ok(Some)
@@ -248,13 +250,20 @@ async fn sleep(channel: &mut Channel, queue: &CompletionQueue) -> Result<()> {
     Ok(())
 }
 
+/// From now on the calling thread runs on these CPUs only, if it may.
+pub(crate) fn pin_this_thread(cpus: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().filter(|&&cpu| cpu < rustix::thread::CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(?cpus, %error, "cannot pin a thread");
+    }
+}
+
 fn poll_forever(queue: &CompletionQueue, cpu: Option<usize>) {
-    if let Some(cpu) = cpu {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-            tracing::warn!(cpu, %error, "cannot pin the polling thread");
-        }
+    match (cpu, &queue.cpus) {
+        (Some(cpu), _) => pin_this_thread(&[cpu]),
+        (None, Some(cpus)) => pin_this_thread(cpus),
+        (None, None) => {}
     }
     while !queue.kick.stopped() {
         if queue.look() == 0 {

@@ -194,6 +194,7 @@ impl QueuePair {
     }
 
     /// Takes a slot for the owner and posts the request, or joins the line.
+    #[inline]
     pub(crate) fn submit(
         &self,
         request: &Request,
@@ -207,6 +208,7 @@ impl QueuePair {
         }
     }
 
+    #[inline]
     fn submit_send(
         &self,
         op: WrOp,
@@ -253,6 +255,7 @@ impl QueuePair {
         self.posted(Side::Receive, key, owner, posted, &mut wake)
     }
 
+    #[inline]
     fn posted(
         &self,
         side: Side,
@@ -261,15 +264,27 @@ impl QueuePair {
         posted: Result<(), PostError>,
         wake: &mut WakeLater,
     ) -> Poll<Result<Key, Rejected>> {
-        let table = self.table(side);
         match posted {
-            // Accepted after all, if the device says so: it completes, with the error.
-            Ok(()) | Err(PostError { accepted: 1.., .. }) => Poll::Ready(Ok(key)),
-            Err(PostError { kind, .. }) => {
-                *owner = table.retract(key, wake);
-                Poll::Ready(Err(kind.into()))
-            }
+            Ok(()) => Poll::Ready(Ok(key)),
+            Err(error) => Poll::Ready(self.not_posted(side, key, owner, error, wake)),
         }
+    }
+
+    #[cold]
+    fn not_posted(
+        &self,
+        side: Side,
+        key: Key,
+        owner: &mut Option<AnyBuffer>,
+        error: PostError,
+        wake: &mut WakeLater,
+    ) -> Result<Key, Rejected> {
+        // Accepted after all, if the device says so: it completes, with the error.
+        if error.accepted > 0 {
+            return Ok(key);
+        }
+        *owner = self.table(side).retract(key, wake);
+        Err(error.kind.into())
     }
 
     /// Posts the members of a batch with one doorbell. Places for all of `members` were taken before.
@@ -280,7 +295,12 @@ impl QueuePair {
         let mut scratch = self.send_post.lock();
         scratch.clear();
         // The last one posted always has a completion of its own, so that the silent ones before it resolve too.
-        members.retain(|member| self.send.launch(member.key, member.signal));
+        for run in members.chunk_by_mut(|member, _| member.goes_on) {
+            if !self.send.launch(run.iter().map(|member| (member.key, member.signal))) {
+                run.iter_mut().for_each(|member| member.dropped = true);
+            }
+        }
+        members.retain(|member| !member.dropped);
         let last = members.len().saturating_sub(1);
         for (position, member) in members.iter_mut().enumerate() {
             scratch.push(SendRequest {
@@ -299,6 +319,11 @@ impl QueuePair {
             Ok(()) => (members.len(), None),
             Err(PostError { accepted, kind }) => {
                 let (taken, refused) = members.split_at(accepted.min(members.len()));
+                if taken.last().is_some_and(|last| last.goes_on) {
+                    // The device has the beginning of an operation, whose buffer would go back with the end of it.
+                    self.close(CloseReason::Device("it took only a part of an operation".into()));
+                    return (accepted, Some(kind.into()));
+                }
                 let outcome = match &kind {
                     PostErrorKind::Closed(reason) => Outcome::Closed(reason.clone()),
                     _ => Outcome::NotPosted("the device refused this member of the batch"),
@@ -335,17 +360,23 @@ impl QueuePair {
     pub(crate) fn close(&self, reason: CloseReason) {
         let released = self.device.fail(reason.clone());
         let reason = self.device.close_reason().unwrap_or(reason);
-        if released {
-            // Completions that the device reported before it failed keep their own status.
+        // Completions that the device reported before it failed keep their own status.
+        self.queue().drain();
+        if !released {
+            // Some devices drop what is still in the queue when the queue pair goes, others add to it until then;
+            // and no completion may be left when this pair's number goes to another.
+            if !self.device.destroy() {
+                return;
+            }
             self.queue().drain();
-            self.failed(reason);
         }
+        self.failed(reason);
     }
 
-    /// The device moved this queue pair to the error state by itself, if it did, and its completions were taken.
+    /// The device moved this queue pair to the error state by itself, if it did.
     pub(crate) fn device_failed(&self) {
         if let Some(reason) = self.device.close_reason() {
-            self.failed(reason);
+            self.close(reason);
         }
     }
 
@@ -427,4 +458,8 @@ pub(crate) struct BatchMember {
     pub sges: SgeList,
     pub signal: Signal,
     pub inline: bool,
+    /// The operation goes on with the next member, which has the buffer of both.
+    pub goes_on: bool,
+    /// Its future was dropped before it was posted.
+    pub dropped: bool,
 }

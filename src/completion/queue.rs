@@ -26,12 +26,26 @@ struct Dispatcher {
     failed: Vec<u32>,
 }
 
+impl Dispatcher {
+    /// The pairs that the device said have failed.
+    #[cold]
+    fn take_ended(&mut self) -> Vec<Arc<QueuePair>> {
+        // All of a number: one that was destroyed may not be forgotten yet when another gets its number.
+        let pairs = self.pairs.iter().flatten();
+        let ended = pairs.filter(|pair| self.failed.contains(&pair.number())).cloned().collect();
+        self.failed.clear();
+        ended
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     device: provider::Cq,
     dispatcher: Mutex<Dispatcher>,
     mode: CompletionMode,
+    /// Where a polling thread runs that was not given a CPU of its own.
+    pub(crate) cpus: Option<Arc<[usize]>>,
     pub(crate) kick: Kick,
     /// Whether a driver cares for this queue.
     pub(crate) driven: AtomicBool,
@@ -39,6 +53,9 @@ pub(crate) struct CompletionQueue {
     seed: AtomicU32,
     /// Polling has failed, so no completion is to be had any more.
     broken: AtomicBool,
+    /// Pairs that are to be closed, and whether somebody is at it.
+    ended: Mutex<Vec<Arc<QueuePair>>>,
+    ending: AtomicBool,
     pub(crate) counters: QueueCounters,
 }
 
@@ -54,9 +71,15 @@ pub(crate) struct QueueCounters {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(context: &provider::Context, mode: CompletionMode) -> Result<Self> {
+    pub(crate) fn new(
+        context: &provider::Context,
+        mode: CompletionMode,
+        vector: u32,
+        cpus: Option<Arc<[usize]>>,
+    ) -> Result<Self> {
         Ok(Self {
-            device: context.create_cq(1)?,
+            device: context.create_cq(1, vector)?,
+            cpus,
             dispatcher: Mutex::new(Dispatcher {
                 batch: [WorkCompletion::default(); BATCH],
                 pairs: Vec::new(),
@@ -69,12 +92,26 @@ impl CompletionQueue {
             depth: AtomicU32::new(0),
             seed: AtomicU32::new(0),
             broken: AtomicBool::new(false),
+            ended: Mutex::default(),
+            ending: AtomicBool::new(false),
             counters: QueueCounters::default(),
         })
     }
 
     pub(crate) fn mode(&self) -> CompletionMode {
         self.mode
+    }
+
+    /// Whether a look is a matter of memory alone, without a system call.
+    pub(crate) fn looks_are_cheap(&self) -> bool {
+        matches!(self.device, provider::Cq::Verbs(_))
+    }
+
+    /// Somebody waits: a driver that spins before it sleeps does so now.
+    pub(crate) fn spin(&self) {
+        if self.mode != CompletionMode::Event {
+            self.kick.wake();
+        }
     }
 
     pub(crate) fn device(&self) -> &provider::Cq {
@@ -95,6 +132,8 @@ impl CompletionQueue {
         let room = Room { queue: self.clone(), depth };
         // The device never shrinks a queue, so the order of two of these does not matter.
         self.device.resize(before + depth)?;
+        // A device may forget at that that it was armed, and the driver sleeps.
+        self.kick.wake();
         Ok(room)
     }
 
@@ -190,22 +229,41 @@ impl CompletionQueue {
                 break None;
             }
         };
-        // An empty Vec does not allocate: this is the steady path.
-        let mut ended = Vec::new();
-        for number in dispatcher.failed.drain(..) {
-            ended.extend(dispatcher.pairs.iter().flatten().find(|pair| pair.number() == number).cloned());
-        }
+        let ended = if dispatcher.failed.is_empty() { None } else { Some(dispatcher.take_ended()) };
         // Only who holds the dispatcher counts this.
         advance(&self.counters.looks, 1);
         drop(guard);
-        effects.run();
-        for pair in ended {
-            pair.device_failed();
+        if !effects.is_empty() {
+            effects.run();
+        }
+        if !effects.on_the_heap() {
+            std::mem::forget(effects);
+        }
+        if let Some(ended) = ended {
+            self.end(ended);
         }
         if let Some(error) = broken.filter(|_| !self.broken.swap(true, Ordering::SeqCst)) {
             self.fail_all(&CloseReason::Device(error.to_string().into()));
         }
         found
+    }
+
+    /// Closes pairs that the device has given up. Closing one may come upon more of them: whoever is at it already takes care of
+    /// those, since each calling the next would use up the stack when a host with a thousand connections dies.
+    #[cold]
+    fn end(&self, pairs: Vec<Arc<QueuePair>>) {
+        self.ended.lock().extend(pairs);
+        while !self.ending.swap(true, Ordering::SeqCst) {
+            loop {
+                let pair = self.ended.lock().pop();
+                let Some(pair) = pair else { break };
+                pair.device_failed();
+            }
+            self.ending.store(false, Ordering::SeqCst);
+            if self.ended.lock().is_empty() {
+                break;
+            }
+        }
     }
 
     /// Closes every queue pair.

@@ -19,7 +19,7 @@
 //! - Wakers are called and owners dropped by the caller, from [`Effects`], after every lock is released.
 
 use std::collections::VecDeque;
-use std::mem;
+use std::num::NonZeroU64;
 use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
@@ -55,8 +55,8 @@ impl Key {
     }
 }
 
-/// A place in the waiting line.
-pub(crate) type Ticket = u64;
+/// A place in the waiting line; the first is 1.
+pub(crate) type Ticket = NonZeroU64;
 
 /// How an operation ended.
 #[derive(Clone, Debug)]
@@ -90,12 +90,24 @@ pub(crate) enum Abandoned<B> {
 }
 
 /// Wakes whoever is in it when it is dropped: declare it before a guard, and it acts after the guard.
+/// Posting adds one at most, and undoing it another.
 #[derive(Debug, Default)]
-pub(crate) struct WakeLater(SmallVec<[Waker; 2]>);
+pub(crate) struct WakeLater([Option<Waker>; 2]);
+
+impl WakeLater {
+    #[inline]
+    fn add(&mut self, waker: Option<Waker>) {
+        if waker.is_some() {
+            let [first, second] = &mut self.0;
+            *(if first.is_none() { first } else { second }) = waker;
+        }
+    }
+}
 
 impl Drop for WakeLater {
+    #[inline]
     fn drop(&mut self) {
-        self.0.drain(..).for_each(Waker::wake);
+        self.0.iter_mut().for_each(|waker| wake(waker.take()));
     }
 }
 
@@ -115,42 +127,68 @@ impl<B> Default for Effects<B> {
 impl<B> Effects<B> {
     /// Drops the owners nobody waits for, then wakes. In this order, so that a woken task finds the memory free.
     pub(crate) fn run(&mut self) {
-        self.owners.clear();
-        for waker in self.wakers.drain(..) {
-            waker.wake();
+        if !self.owners.is_empty() {
+            self.owners.clear();
+        }
+        if !self.wakers.is_empty() {
+            self.wakers.drain(..).for_each(Waker::wake);
         }
     }
 
+    /// Whether there is nothing to do.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.wakers.is_empty() && self.owners.is_empty()
+    }
+
+    /// Whether dropping it, once it has run, gives memory back. That takes longer to find out by dropping it than to ask.
+    #[inline]
+    pub(crate) fn on_the_heap(&self) -> bool {
+        self.wakers.spilled() || self.owners.spilled()
+    }
+
+    #[inline]
     fn wake(&mut self, waker: Option<Waker>) {
-        self.wakers.extend(waker);
+        if let Some(waker) = waker {
+            self.wakers.push(waker);
+        }
     }
 }
 
-#[derive(Debug)]
-enum Phase<B> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
     Free,
     /// In a batch that is not posted yet.
-    Parked {
-        owner: B,
-        waker: Option<Waker>,
-    },
-    Posted {
-        owner: B,
-        waker: Option<Waker>,
-        abandoned: bool,
-        /// Position in the queue, for the members that complete silently.
-        sequence: u64,
-    },
-    Done {
-        owner: B,
-        outcome: Outcome,
-    },
+    Parked,
+    Posted,
+    /// Posted, and nobody waits for it any more.
+    Abandoned,
+    Done,
 }
 
+/// The owner stays where it is from posting to the end: moving it from phase to phase would cost more than the phases do.
 #[derive(Debug)]
 struct Slot<B> {
     generation: u32,
-    phase: Phase<B>,
+    phase: Phase,
+    /// Position in the queue once posted, for the members that complete silently.
+    sequence: u64,
+    /// There unless the slot is free.
+    owner: Option<B>,
+    waker: Option<Waker>,
+    /// There when it is done.
+    outcome: Option<Outcome>,
+}
+
+impl<B> Slot<B> {
+    fn new(generation: u32) -> Self {
+        Self { generation, phase: Phase::Free, sequence: 0, owner: None, waker: None, outcome: None }
+    }
+
+    /// Whether the device has the owner.
+    fn posted(&self) -> bool {
+        matches!(self.phase, Phase::Posted | Phase::Abandoned)
+    }
 }
 
 #[derive(Debug)]
@@ -196,7 +234,7 @@ impl<B> Table<B> {
     /// `seed` differs from table to table, so that a completion meant for an earlier one does not fit.
     pub(crate) fn new(depth: usize, seed: u32) -> Self {
         let first_generation = seed & ((1 << Key::GENERATION_BITS) - 1);
-        let slots = (0..depth).map(|_| Slot { generation: first_generation, phase: Phase::Free }).collect();
+        let slots = (0..depth).map(|_| Slot::new(first_generation)).collect();
         Self {
             state: Mutex::new(State {
                 slots,
@@ -207,7 +245,7 @@ impl<B> Table<B> {
                 completed: 0,
                 silent: VecDeque::with_capacity(depth),
                 line: VecDeque::new(),
-                next_ticket: 0,
+                next_ticket: Ticket::MIN,
                 closed: None,
                 first_generation,
             }),
@@ -250,6 +288,7 @@ impl<B> Table<B> {
     ///
     /// The caller holds the queue's posting lock and posts the request before releasing it,
     /// so that the table's order is the device's. Who is next in line is woken with `wake`, which the caller drops after that lock.
+    #[inline]
     pub(crate) fn submit(
         &self,
         owner: &mut Option<B>,
@@ -267,17 +306,16 @@ impl<B> Table<B> {
             Poll::Ready(Ok(())) => {}
         }
         // The owner stays with the caller unless there is a slot for it.
-        let taken = state.free_slot().and_then(|index| Some((index, owner.take()?)));
-        let Some((index, owner)) = taken else {
+        let Some(index) = owner.as_ref().and_then(|_| state.free_slot()) else {
             state.in_flight -= 1;
-            wake.0.extend(state.next_in_line(self.depth));
+            wake.add(state.next_in_line(self.depth));
             return Poll::Ready(Err(Refused::Exhausted));
         };
         let sequence = state.next_sequence();
         let slot = &mut state.slots[index as usize];
-        slot.phase = Phase::Posted { owner, waker, abandoned: false, sequence };
+        (slot.phase, slot.sequence, slot.owner, slot.waker) = (Phase::Posted, sequence, owner.take(), waker);
         let key = Key { index, generation: slot.generation };
-        wake.0.extend(state.next_in_line(self.depth));
+        wake.add(state.next_in_line(self.depth));
         Poll::Ready(Ok(key))
     }
 
@@ -292,7 +330,7 @@ impl<B> Table<B> {
             return Err((owner, Refused::Exhausted));
         };
         let slot = &mut state.slots[index as usize];
-        slot.phase = Phase::Parked { owner, waker: None };
+        (slot.phase, slot.owner) = (Phase::Parked, Some(owner));
         Ok(Key { index, generation: slot.generation })
     }
 
@@ -321,20 +359,21 @@ impl<B> Table<B> {
         wake(next);
     }
 
-    /// Turns a parked member into a posted one, using up one place. `false` when its future was dropped meanwhile.
-    pub(crate) fn launch(&self, key: Key, signal: Signal) -> bool {
+    /// Turns the parked members that belong to one operation into posted ones, each using up one place.
+    /// `false`, and nothing is done, when its future was dropped meanwhile.
+    pub(crate) fn launch(&self, run: impl Iterator<Item = (Key, Signal)> + Clone) -> bool {
         let mut state = self.state.lock();
-        let sequence = state.posted;
-        let Some(slot) = state.slot(key) else { return false };
-        if !matches!(slot.phase, Phase::Parked { .. }) {
+        if !run.clone().all(|(key, _)| state.slot(key).is_some_and(|slot| slot.phase == Phase::Parked)) {
             return false;
         }
-        if let Phase::Parked { owner, waker } = mem::replace(&mut slot.phase, Phase::Free) {
-            slot.phase = Phase::Posted { owner, waker, abandoned: false, sequence };
-        }
-        state.posted += 1;
-        if signal == Signal::Silent {
-            state.silent.push_back((sequence, key.index));
+        for (key, signal) in run {
+            let sequence = state.posted;
+            let Some(slot) = state.slot(key) else { continue };
+            (slot.phase, slot.sequence) = (Phase::Posted, sequence);
+            state.posted += 1;
+            if signal == Signal::Silent {
+                state.silent.push_back((sequence, key.index));
+            }
         }
         true
     }
@@ -345,7 +384,7 @@ impl<B> Table<B> {
         let mut state = self.state.lock();
         let silent = state.silent.iter().position(|&(_, index)| index == key.index);
         let Some(slot) = state.slot(key) else { return };
-        let posted = matches!(slot.phase, Phase::Posted { .. });
+        let posted = slot.posted();
         state.finish(key.index, outcome, effects);
         if posted {
             if let Some(position) = silent {
@@ -360,17 +399,15 @@ impl<B> Table<B> {
     pub(crate) fn retract(&self, key: Key, wake: &mut WakeLater) -> Option<B> {
         let mut state = self.state.lock();
         let slot = state.slot(key)?;
-        let owner = match mem::replace(&mut slot.phase, Phase::Free) {
-            Phase::Posted { owner, .. } => {
-                state.in_flight -= 1;
-                Some(owner)
-            }
-            // The queue pair ended at the same time, which ended this operation too.
-            Phase::Done { owner, .. } | Phase::Parked { owner, .. } => Some(owner),
-            Phase::Free => None,
-        };
+        // Unless the queue pair ended at the same time, which ended this operation too.
+        let posted = slot.posted();
+        let (owner, waker) = (slot.owner.take(), slot.waker.take());
+        slot.outcome = None;
+        state.in_flight -= usize::from(posted);
         state.release(key.index);
-        wake.0.extend(state.next_in_line(self.depth));
+        wake.add(state.next_in_line(self.depth));
+        drop(state);
+        drop(waker);
         owner
     }
 
@@ -378,7 +415,10 @@ impl<B> Table<B> {
     pub(crate) fn complete(&self, key: Key, completion: WorkCompletion, effects: &mut Effects<B>) {
         let mut state = self.state.lock();
         let Some(slot) = state.slot(key) else { return };
-        let Phase::Posted { sequence, .. } = slot.phase else { return };
+        if !slot.posted() {
+            return;
+        }
+        let sequence = slot.sequence;
         while let Some(&(before, index)) = state.silent.front() {
             if before > sequence {
                 break;
@@ -401,20 +441,21 @@ impl<B> Table<B> {
     pub(crate) fn poll_done(&self, key: Key, cx: Option<&mut Context<'_>>) -> Poll<Option<(B, Outcome)>> {
         let mut state = self.state.lock();
         let Some(slot) = state.slot(key) else { return Poll::Ready(None) };
-        match &mut slot.phase {
-            Phase::Posted { waker, .. } | Phase::Parked { waker, .. } => {
-                let replaced = cx.and_then(|cx| set_waker(waker, cx));
+        match slot.phase {
+            Phase::Done => {
+                let done = match (slot.owner.take(), slot.outcome.take()) {
+                    (Some(owner), Some(outcome)) => Some((owner, outcome)),
+                    _ => None,
+                };
+                state.release(key.index);
+                Poll::Ready(done)
+            }
+            Phase::Free => Poll::Ready(None),
+            Phase::Parked | Phase::Posted | Phase::Abandoned => {
+                let replaced = cx.and_then(|cx| set_waker(&mut slot.waker, cx));
                 drop(state);
                 drop(replaced);
                 Poll::Pending
-            }
-            phase => {
-                let phase = mem::replace(phase, Phase::Free);
-                state.release(key.index);
-                match phase {
-                    Phase::Done { owner, outcome } => Poll::Ready(Some((owner, outcome))),
-                    _ => Poll::Ready(None),
-                }
             }
         }
     }
@@ -423,20 +464,21 @@ impl<B> Table<B> {
     pub(crate) fn abandon(&self, key: Key) -> Abandoned<B> {
         let mut state = self.state.lock();
         let Some(slot) = state.slot(key) else { return Abandoned::Gone };
-        if let Phase::Posted { abandoned, waker, .. } = &mut slot.phase {
-            *abandoned = true;
-            let waker = waker.take();
+        let waker = slot.waker.take();
+        if slot.posted() {
+            slot.phase = Phase::Abandoned;
             drop(state);
             drop(waker);
             return Abandoned::Held;
         }
-        let phase = mem::replace(&mut slot.phase, Phase::Free);
+        let (owner, outcome) = (slot.owner.take(), slot.outcome.take());
         state.release(key.index);
         drop(state);
-        match phase {
-            Phase::Parked { owner, .. } => Abandoned::Parked(owner),
-            Phase::Done { owner, outcome } => Abandoned::Done(owner, outcome),
-            _ => Abandoned::Gone,
+        drop(waker);
+        match (owner, outcome) {
+            (Some(owner), Some(outcome)) => Abandoned::Done(owner, outcome),
+            (Some(owner), None) => Abandoned::Parked(owner),
+            (None, _) => Abandoned::Gone,
         }
     }
 
@@ -467,7 +509,7 @@ impl<B> Table<B> {
         let mut state = self.state.lock();
         state.silent.clear();
         for index in 0..state.slots.len() {
-            if matches!(state.slots[index].phase, Phase::Posted { .. }) {
+            if state.slots[index].posted() {
                 state.in_flight -= 1;
                 state.finish(index as u32, Outcome::Closed(reason.clone()), effects);
             }
@@ -476,7 +518,25 @@ impl<B> Table<B> {
 }
 
 impl<B> State<B> {
+    #[inline]
     fn take_places(
+        &mut self,
+        depth: usize,
+        places: usize,
+        ticket: &mut Option<Ticket>,
+        cx: Option<&mut Context<'_>>,
+        replaced: &mut Option<Waker>,
+    ) -> Poll<Result<(), CloseReason>> {
+        // Nearly always: room, and nobody who came before.
+        if ticket.is_none() && self.line.is_empty() && self.closed.is_none() && self.in_flight + places <= depth {
+            self.admit(places);
+            return Poll::Ready(Ok(()));
+        }
+        self.join_line(depth, places, ticket, cx, replaced)
+    }
+
+    #[inline(never)]
+    fn join_line(
         &mut self,
         depth: usize,
         places: usize,
@@ -501,8 +561,7 @@ impl<B> State<B> {
                 *replaced = self.line.pop_front().and_then(|waiting| waiting.waker);
             }
             *ticket = None;
-            self.in_flight += places;
-            self.peak_in_flight = self.peak_in_flight.max(self.in_flight);
+            self.admit(places);
             return Poll::Ready(Ok(()));
         }
         if let Some(cx) = cx {
@@ -510,7 +569,7 @@ impl<B> State<B> {
                 Some(position) => *replaced = set_waker(&mut self.line[position].waker, cx),
                 None => {
                     let mine = self.next_ticket;
-                    self.next_ticket += 1;
+                    self.next_ticket = self.next_ticket.saturating_add(1);
                     self.line.push_back(Waiting { ticket: mine, places, waker: Some(cx.waker().clone()) });
                     *ticket = Some(mine);
                 }
@@ -519,26 +578,35 @@ impl<B> State<B> {
         Poll::Pending
     }
 
+    fn admit(&mut self, places: usize) {
+        self.in_flight += places;
+        self.peak_in_flight = self.peak_in_flight.max(self.in_flight);
+    }
+
     fn position(&self, ticket: Ticket) -> Option<usize> {
         self.line.binary_search_by_key(&ticket, |waiting| waiting.ticket).ok()
     }
 
     /// The waker of the first in line, if there is room for it now.
+    #[inline]
     fn next_in_line(&mut self, depth: usize) -> Option<Waker> {
         let in_flight = self.in_flight;
         let first = self.line.front_mut()?;
         if in_flight + first.places <= depth { first.waker.take() } else { None }
     }
 
+    #[inline]
     fn free_slot(&mut self) -> Option<u32> {
-        if let Some(index) = self.free.pop() {
-            return Some(index);
-        }
+        self.free.pop().or_else(|| self.one_more_slot())
+    }
+
+    #[cold]
+    fn one_more_slot(&mut self) -> Option<u32> {
         if self.slots.len() >= MAX_SLOTS {
             return None;
         }
         let index = self.slots.len() as u32;
-        self.slots.push(Slot { generation: self.first_generation, phase: Phase::Free });
+        self.slots.push(Slot::new(self.first_generation));
         // Room for every slot at once, so that giving them back never allocates.
         self.free.reserve(self.slots.len());
         Some(index)
@@ -554,26 +622,29 @@ impl<B> State<B> {
         sequence
     }
 
-    /// Frees a slot whose phase was taken out.
+    /// Frees a slot whose owner was taken out.
+    #[inline]
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
+        slot.phase = Phase::Free;
         slot.generation = (slot.generation + 1) & ((1 << Key::GENERATION_BITS) - 1);
         self.free.push(index);
     }
 
     /// Posted or parked → done, or, when nobody waits any more, → free.
+    #[inline]
     fn finish(&mut self, index: u32, outcome: Outcome, effects: &mut Effects<B>) {
         let slot = &mut self.slots[index as usize];
-        match mem::replace(&mut slot.phase, Phase::Free) {
-            Phase::Posted { owner, abandoned: true, .. } => {
-                effects.owners.push(owner);
+        match slot.phase {
+            Phase::Abandoned => {
+                effects.owners.extend(slot.owner.take());
                 self.release(index);
             }
-            Phase::Posted { owner, waker, .. } | Phase::Parked { owner, waker } => {
-                slot.phase = Phase::Done { owner, outcome };
-                effects.wake(waker);
+            Phase::Posted | Phase::Parked => {
+                (slot.phase, slot.outcome) = (Phase::Done, Some(outcome));
+                effects.wake(slot.waker.take());
             }
-            other => slot.phase = other,
+            Phase::Done | Phase::Free => {}
         }
     }
 }

@@ -157,7 +157,8 @@ impl ConnectionBuilder {
     }
 
     /// The path MTU. Default: the largest that the path supports. The software device has no packets of its own to size:
-    /// it takes any value, and [`Connection::mtu`] tells it.
+    /// it takes any value, and [`Connection::mtu`] tells it. On an RDMA NIC set it at both ends alike: RDMA CM does not tell the
+    /// peer, and a packet that is larger than the other end's value ends the connection.
     #[must_use]
     pub fn mtu(mut self, mtu: Mtu) -> Self {
         self.mtu = Some(mtu);
@@ -210,11 +211,20 @@ impl ConnectionBuilder {
     pub async fn endpoint(self, local: impl IntoAddress) -> Result<PendingConnection> {
         let local = local.into_address()?;
         let prepared = self.prepare("endpoint")?;
-        let rendezvous = prepared.device.context().rendezvous(&local).await?;
-        PendingConnection::new(prepared, rendezvous, self.setup_timeout)
+        let room = prepared.reserve()?;
+        let queue = room.queue().clone();
+        let preparing = prepared.device.context().rendezvous(
+            prepared.domain.provider(),
+            queue.device(),
+            &prepared.config,
+            &local,
+            &prepared.hello,
+        );
+        let rendezvous = preparing.await?;
+        PendingConnection::new(prepared, room, rendezvous, self.setup_timeout)
     }
 
-    pub(super) fn setup(&self) -> Duration {
+    pub(crate) fn setup(&self) -> Duration {
         self.setup_timeout
     }
 
@@ -313,7 +323,7 @@ impl Prepared {
 }
 
 /// Bounds a step of connection setup.
-pub(super) async fn within<T>(
+pub(crate) async fn within<T>(
     limit: Duration,
     operation: &'static str,
     peer: impl fmt::Display,

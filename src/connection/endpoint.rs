@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::completion::driver;
+use crate::completion::queue::Room;
 use crate::connection::Connection;
 use crate::connection::builder::{Prepared, within};
 use crate::error::{Error, Result};
@@ -97,15 +99,16 @@ impl<'de> serde::Deserialize<'de> for QueuePairEndpoint {
 #[derive(Debug)]
 pub struct PendingConnection {
     prepared: Prepared,
+    room: Room,
     rendezvous: Rendezvous,
     endpoint: QueuePairEndpoint,
     setup_timeout: Duration,
 }
 
 impl PendingConnection {
-    pub(super) fn new(prepared: Prepared, rendezvous: Rendezvous, setup_timeout: Duration) -> Result<Self> {
+    pub(super) fn new(prepared: Prepared, room: Room, rendezvous: Rendezvous, setup_timeout: Duration) -> Result<Self> {
         let endpoint = QueuePairEndpoint::from_bytes(rendezvous.endpoint())?;
-        Ok(Self { prepared, rendezvous, endpoint, setup_timeout })
+        Ok(Self { prepared, room, rendezvous, endpoint, setup_timeout })
     }
 
     /// This side's endpoint, for the peer.
@@ -120,9 +123,10 @@ impl PendingConnection {
     /// [`Error::Descriptor`] when the bytes are no endpoint, [`Error::Handshake`] when whoever answers is not that peer,
     /// [`Error::Timeout`] when the peer does not call in time.
     pub async fn connect(self, remote: &QueuePairEndpoint) -> Result<Connection> {
-        let Self { prepared, rendezvous, setup_timeout, .. } = self;
-        let room = prepared.reserve()?;
+        let Self { prepared, room, rendezvous, setup_timeout, .. } = self;
         let queue = room.queue().clone();
+        // The runtime that the endpoint was made in may be gone.
+        driver::ensure(&queue)?;
         let connecting = rendezvous.connect(
             prepared.domain.provider(),
             queue.device(),

@@ -2,13 +2,19 @@
 
 mod builder;
 mod endpoint;
+#[cfg(feature = "async-rdma")]
+mod foreign;
 mod hello;
 pub(crate) mod keepalive;
 mod listener;
 mod stats;
 
+#[cfg(feature = "async-rdma")]
+pub(crate) use self::builder::within;
 pub use self::builder::{ConnectionBuilder, Mtu};
 pub use self::endpoint::{PendingConnection, QueuePairEndpoint};
+#[cfg(feature = "async-rdma")]
+pub(crate) use self::foreign::ForeignConnection;
 pub use self::listener::{Listener, ListenerBuilder};
 pub use self::stats::ConnectionStats;
 
@@ -155,9 +161,13 @@ impl Connection {
     /// Writes the whole buffer to the start of `remote`, without the peer's program taking part.
     /// Resolves when the bytes are in the peer's memory. For another place, [`slice`](RemoteRegion::slice) the region.
     ///
+    /// More bytes than [`max_message`](Self::max_message) go in several messages, posted together: they take as many slots of the
+    /// send queue, and the order of operations is that of one message.
+    ///
     /// # Errors
     ///
-    /// [`OpError`](crate::op::OpError) with the buffer. Before posting: [`Error::Limit`] when the buffer is empty or longer than the region,
+    /// [`OpError`](crate::op::OpError) with the buffer. Before posting: [`Error::Limit`] when the buffer is empty, longer than the region,
+    /// or takes more messages than the send queue has slots,
     /// [`Error::Access`] when the region does not grant writing, [`Error::ForeignBuffer`], [`Error::Closed`]. Afterwards
     /// [`Error::Completion`], for example with [`WcStatus::RemoteAccess`](crate::WcStatus::RemoteAccess) when the peer has revoked the key; that ends the connection.
     ///
@@ -169,7 +179,8 @@ impl Connection {
     }
 
     /// Like [`write`](Self::write), and then tells the peer: uses up one of its receives, which resolves with `immediate` and the length,
-    /// after the bytes are in place. The buffer may be empty: a bare notice.
+    /// after the bytes are in place. The buffer may be empty: a bare notice. It is one message, so not longer than
+    /// [`max_message`](Self::max_message).
     pub fn write_with_immediate<B: SourceBuffer>(
         &self,
         buffer: B,
@@ -180,7 +191,8 @@ impl Connection {
     }
 
     /// Fills the whole buffer from the start of `remote`, without the peer's program taking part.
-    /// For another place, [`slice`](RemoteRegion::slice) the region; for fewer bytes, split the buffer.
+    /// For another place, [`slice`](RemoteRegion::slice) the region; for fewer bytes, split the buffer. More bytes than
+    /// [`max_message`](Self::max_message) go in several messages, as for [`write`](Self::write).
     /// The bytes of one Read are not a snapshot: see [`ExposedRegion`](crate::ExposedRegion) on what is atomic.
     ///
     /// A Write that is posted behind a Read of the same bytes may overtake it at the peer (InfiniBand specification, volume 1,
@@ -233,6 +245,12 @@ impl Connection {
         self.closed().await;
     }
 
+    /// As [`close`](Self::close), for a reason of the crate's own, and without waiting.
+    #[cfg(feature = "async-rdma")]
+    pub(crate) fn end(&self, reason: CloseReason) {
+        self.inner.pair.close(reason);
+    }
+
     /// Resolves when the connection has ended, with the reason. Cancel safe.
     pub async fn closed(&self) -> CloseReason {
         let mut closed = self.inner.pair.closed();
@@ -277,7 +295,7 @@ impl Connection {
         &self.inner.private_data
     }
 
-    /// The longest message, in bytes, that both ends take.
+    /// The longest message, in bytes, that both ends take. Reads and writes may be longer, since they are split.
     pub fn max_message(&self) -> u64 {
         self.inner.peer.max_message
     }

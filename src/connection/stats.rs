@@ -34,9 +34,10 @@ pub struct ConnectionStats {
     pub waiting: usize,
     /// Operations that had to wait for a slot.
     pub slot_waits: u64,
-    /// Times that a message came while no receive was posted here.
+    /// Times that a message came while no receive was posted here. An RDMA NIC counts these per port
+    /// (`hw_counters` in sysfs), so here it is 0.
     pub rnr_sent: u64,
-    /// Times that the peer had no receive posted for a message of this side.
+    /// Times that the peer had no receive posted for a message of this side; 0 with an RDMA NIC, as above.
     pub rnr_received: u64,
     /// Looks at the completion queue, which is shared with the device's other connections, as the next three are.
     pub looks: u64,

@@ -19,35 +19,45 @@ pub enum AnyBuffer {
 
 impl AnyBuffer {
     /// Appends the scatter/gather entries in order, without empty ones. Valid while `self` exists, wherever it moves.
+    #[inline]
     pub(crate) fn push_sges(&self, sges: &mut SgeList) {
-        let mut push = |piece: &Piece| {
-            if let Some(sge) = piece.sge() {
-                sges.push(sge);
+        let entry = match self {
+            Self::None => None,
+            Self::Buffer(buffer) => buffer.piece().sge(),
+            Self::Shared(shared) => shared.piece().sge(),
+            Self::List(list) => {
+                sges.extend(list.segments().iter().filter_map(|segment| segment.piece().sge()));
+                None
             }
         };
-        match self {
-            Self::None => {}
-            Self::Buffer(buffer) => push(buffer.piece()),
-            Self::Shared(shared) => push(shared.piece()),
-            Self::List(list) => list.segments().iter().for_each(|segment| push(segment.piece())),
+        if let Some(entry) = entry {
+            sges.push(entry);
         }
     }
 
     /// How many scatter/gather entries that makes.
+    #[inline]
     pub(crate) fn entries(&self) -> usize {
-        self.pieces().filter(|piece| piece.len() > 0).count()
+        self.sum(|piece| usize::from(piece.len() > 0))
     }
 
     /// Bytes of all parts together.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.pieces().map(Piece::len).fold(0, usize::saturating_add)
+        self.sum(Piece::len)
     }
 
     /// Refuses memory that is not of the connection's domain, every part of it.
     pub(crate) fn check_domain(&self, operation: Operation, connection: u64) -> Result<()> {
-        match self.pieces().map(|piece| piece.region().domain().id()).find(|&id| id != connection) {
-            Some(buffer) => Err(Error::ForeignBuffer { operation, buffer, connection }),
-            None => Ok(()),
+        let check = |piece: &Piece| match piece.region().domain().id() {
+            id if id == connection => Ok(()),
+            buffer => Err(Error::ForeignBuffer { operation, buffer, connection }),
+        };
+        match self {
+            Self::None => Ok(()),
+            Self::Buffer(buffer) => check(buffer.piece()),
+            Self::Shared(shared) => check(shared.piece()),
+            Self::List(list) => list.segments().iter().try_for_each(|segment| check(segment.piece())),
         }
     }
 
@@ -67,13 +77,16 @@ impl AnyBuffer {
         }
     }
 
-    fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        let (single, list): (_, &[SgSegment]) = match self {
-            Self::None => (None, &[]),
-            Self::Buffer(buffer) => (Some(buffer.piece()), &[]),
-            Self::Shared(shared) => (Some(shared.piece()), &[]),
-            Self::List(list) => (None, list.segments()),
-        };
-        single.into_iter().chain(list.iter().map(SgSegment::piece))
+    /// Saturates.
+    #[inline]
+    fn sum(&self, of: impl Fn(&Piece) -> usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Buffer(buffer) => of(buffer.piece()),
+            Self::Shared(shared) => of(shared.piece()),
+            Self::List(list) => {
+                list.segments().iter().map(|segment| of(segment.piece())).fold(0, usize::saturating_add)
+            }
+        }
     }
 }

@@ -85,6 +85,16 @@ impl ProtectionDomain {
         self.0.id
     }
 
+    /// Whether the device can register memory of other devices, a GPU's for instance, by dma-buf (`ibv_reg_dmabuf_mr(3)`);
+    /// asks it, and registers nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] with the reason: the device, its driver or the installed library cannot.
+    pub fn supports_dmabuf(&self) -> Result<()> {
+        self.0.pd.supports_dmabuf()
+    }
+
     /// Allocates and registers `len` zeroed bytes, page-aligned, as a registration of their own.
     ///
     /// Registering costs system calls and pins memory, so do it ahead of time; for many buffers of one size

@@ -28,10 +28,12 @@ pub trait Operand: Sized + Send + Sync + Unpin + 'static {
 macro_rules! operand {
     ($($type:ident as $variant:ident),*) => {$(
         impl Operand for $type {
+            #[inline]
             fn into_any(self) -> AnyBuffer {
                 AnyBuffer::$variant(self)
             }
 
+            #[inline]
             fn from_any(any: AnyBuffer) -> Option<Self> {
                 if let AnyBuffer::$variant(value) = any { Some(value) } else { None }
             }

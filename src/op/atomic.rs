@@ -41,7 +41,7 @@ impl Atomic {
 
 /// The device puts the old value into the result's place in the byte order of this host.
 fn old_value(finished: Finished) -> Result<u64> {
-    let (_, buffer) = finished.map_err(|(error, _)| error)?;
+    let (_, buffer) = finished?;
     let bytes = match &buffer {
         AnyBuffer::Buffer(buffer) => buffer.first_chunk(),
         _ => None,

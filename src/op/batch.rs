@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use crate::completion::pair::{BatchMember, QueuePair};
-use crate::completion::table::{Effects, Outcome, Signal, Ticket};
+use crate::completion::table::{Outcome, Signal, Ticket};
 use crate::error::{Error, Result};
 use crate::memory::{AnyBuffer, RemoteRegion, SourceBuffer, TargetBuffer};
 use crate::op::core::{Op, Verb};
+use crate::op::pieces;
 use crate::op::{CompareSwapOp, FetchAddOp, ReadOp, SendOp, WriteOp};
-use crate::provider::SgeList;
 
 /// Collects operations and posts them together, in order, with one doorbell.
 ///
@@ -85,7 +85,7 @@ impl Batch {
 
     /// Members added and not refused.
     pub fn len(&self) -> usize {
-        self.members.len()
+        self.members.iter().filter(|member| !member.goes_on).count()
     }
 
     /// Whether there are none.
@@ -113,13 +113,8 @@ impl Batch {
             return Op::new(self.pair.clone(), verb, buffer);
         };
         let length = buffer.len() as u64;
-        let mut sges = SgeList::new();
-        buffer.push_sges(&mut sges);
-        match self.pair.send.park(buffer) {
-            Ok(key) => {
-                self.members.push(BatchMember { key, op, sges, signal, inline: verb.inline(length, &self.pair) });
-                Op::parked(self.pair.clone(), verb, length, key)
-            }
+        match pieces::park(&self.pair, &verb, op, buffer, signal, &mut self.members) {
+            Ok((key, earlier)) => Op::parked(self.pair.clone(), verb, length, key, earlier),
             Err((buffer, _)) => Op::new(self.pair.clone(), verb, buffer),
         }
     }
@@ -130,11 +125,7 @@ impl Batch {
     }
 
     fn refuse(&mut self, outcome: &Outcome) {
-        let mut effects = Effects::default();
-        for member in self.members.drain(..) {
-            self.pair.send.refuse(member.key, outcome.clone(), &mut effects);
-        }
-        effects.run();
+        pieces::refuse(&self.pair, self.members.drain(..), outcome);
     }
 }
 
@@ -157,24 +148,25 @@ impl Future for PostBatch {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let (pair, total) = (this.batch.pair.clone(), this.batch.members.len());
-        if total == 0 {
+        let (pair, total, places) = (this.batch.pair.clone(), this.batch.len(), this.batch.members.len());
+        if places == 0 {
             return Poll::Ready(Ok(()));
         }
         let depth = pair.send.depth();
-        if total > depth {
-            this.batch.refuse(&Outcome::NotPosted("the batch has more members than the send queue has slots"));
+        if places > depth {
+            this.batch.refuse(&Outcome::NotPosted("the batch has more messages than the send queue has slots"));
             let hint = "split the batch, or raise send_depth";
             let error =
-                Error::Limit { operation: "batch", what: "members", value: total as u64, limit: depth as u64, hint };
+                Error::Limit { operation: "batch", what: "members", value: places as u64, limit: depth as u64, hint };
             return Poll::Ready(Err(BatchError { accepted: 0, total, error }));
         }
-        if let Err(reason) = ready!(pair.send.take_places(total, &mut this.ticket, Some(cx))) {
+        if let Err(reason) = ready!(pair.send.take_places(places, &mut this.ticket, Some(cx))) {
             this.batch.refuse(&Outcome::Closed(reason.clone()));
             let error = Error::Closed { operation: "batch", reason };
             return Poll::Ready(Err(BatchError { accepted: 0, total, error }));
         }
         let (accepted, rejected) = pair.post_batch(&mut this.batch.members);
+        let accepted = this.batch.members.iter().take(accepted).filter(|member| !member.goes_on).count();
         this.batch.members.clear();
         Poll::Ready(match rejected {
             None => Ok(()),

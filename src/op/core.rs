@@ -5,10 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::completion::pair::{QueuePair, Request, Side};
-use crate::completion::table::{Abandoned, Key, Outcome, Ticket};
+use tokio::task::coop;
+
+use crate::completion::pair::{QueuePair, Rejected, Request, Side};
+use crate::completion::queue::CompletionQueue;
+use crate::completion::table::{Abandoned, Key, Outcome, Signal, Table, Ticket};
 use crate::error::{Error, Operation, RemoteTarget, WcStatus};
 use crate::memory::{Access, AnyBuffer, RemoteRegion};
+use crate::op::OpError;
+use crate::op::pieces::{self, Earlier};
 use crate::provider::{RemoteAddress, WorkCompletion, WrOp};
 
 /// What is to be done, before it is bound to a buffer.
@@ -93,8 +98,29 @@ impl Verb {
                 "raise max_send_sge or max_receive_sge of the connection",
             );
         }
-        if length > pair.max_message && !matches!(self, Self::Receive) {
-            return limit("length", length, pair.max_message, "the largest message of this connection; split it");
+        if length > pair.max_message {
+            match self {
+                Self::Receive => {}
+                Self::Read { .. } | Self::Write { imm: None, .. } => {
+                    let most = pair.max_message.saturating_mul(pair.send.depth() as u64);
+                    if pieces::count(length, pair.max_message) > pair.send.depth() as u64 {
+                        return limit(
+                            "length",
+                            length,
+                            most,
+                            "as many messages as the send queue holds; raise send_depth",
+                        );
+                    }
+                }
+                Self::Write { imm: Some(_), .. } => {
+                    let hint = "the immediate tells of one message; write without it, then send an empty write with it";
+                    return limit("length", length, pair.max_message, hint);
+                }
+                _ => {
+                    let hint = "the largest message of this connection; split it";
+                    return limit("length", length, pair.max_message, hint);
+                }
+            }
         }
         let Some((remote, needed)) = self.remote() else { return Ok(()) };
         if !remote.access().contains(needed) {
@@ -144,55 +170,64 @@ pub(crate) struct Op {
     verb: Verb,
     length: u64,
     buffer: Option<AnyBuffer>,
+    /// Of an operation that is longer than a message.
+    earlier: Earlier,
     state: State,
 }
 
 /// A finished operation: the completion, or the error, and the buffer unless the device still has it.
-pub(crate) type Finished = Result<(WorkCompletion, AnyBuffer), (Error, Option<AnyBuffer>)>;
+pub(crate) type Finished = Result<(WorkCompletion, AnyBuffer), OpError<AnyBuffer>>;
 
 impl Op {
     pub(crate) fn new(pair: Arc<QueuePair>, verb: Verb, buffer: AnyBuffer) -> Self {
         let length = buffer.len() as u64;
-        Self { pair, verb, length, buffer: Some(buffer), state: State::New }
+        Self { pair, verb, length, buffer: Some(buffer), earlier: Earlier::default(), state: State::New }
     }
 
     /// A member of a batch: its buffer is with the table already.
-    pub(crate) fn parked(pair: Arc<QueuePair>, verb: Verb, length: u64, key: Key) -> Self {
-        Self { pair, verb, length, buffer: None, state: State::Posted(key) }
+    pub(crate) fn parked(pair: Arc<QueuePair>, verb: Verb, length: u64, key: Key, earlier: Earlier) -> Self {
+        Self { pair, verb, length, buffer: None, earlier, state: State::Posted(key) }
     }
 
     pub(crate) fn operation(&self) -> &'static str {
         self.verb.operation().name()
     }
 
+    #[inline]
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished> {
         let fresh = !matches!(self.state, State::Posted(_));
+        let looks = self.pair.queue().looks_are_cheap();
         if fresh {
-            if let Err(error) = ready!(self.advance(Some(cx))) {
+            // Whoever looks in a moment leaves its waker behind then, if it has to.
+            let advanced = match looks {
+                true => self.advance(None),
+                false => Poll::Pending,
+            };
+            let advanced = if advanced.is_pending() { self.advance(Some(cx)) } else { advanced };
+            if let Err(error) = ready!(advanced) {
                 self.state = State::Finished;
-                return Poll::Ready(Err((error, self.buffer.take())));
+                return Poll::Ready(Err(OpError::new(error, self.buffer.take())));
             }
         }
-        let State::Posted(key) = self.state else { return Poll::Ready(Err((self.polled_after_end(), None))) };
-        let table = self.pair.table(self.verb.side());
-        let queue = self.pair.queue();
-        // A driver that is awake looks as soon as this task has had its turn; posting has left the waker behind.
-        if fresh && queue.kick.awake() {
-            return Poll::Pending;
-        }
-        let mut done = table.poll_done(key, Some(cx));
-        if done.is_pending() && !queue.kick.awake() {
-            queue.look();
-            done = table.poll_done(key, None);
-            // Somebody must go on looking, and follow up on what was found.
-            queue.kick.wake();
-        }
-        let done = ready!(done);
+        let State::Posted(key) = self.state else {
+            return Poll::Ready(Err(OpError::new(self.polled_after_end(), None)));
+        };
+        // Operations may finish faster than a task can start them; the driver and the other tasks want their turn as well.
+        // Not before posting, whose order is that of the first polls.
+        let budget = ready!(coop::poll_proceed(cx));
+        let (queue, table) = (self.pair.queue(), self.pair.table(self.verb.side()));
+        let done = ready!(match looks {
+            true if self.verb.side() == Side::Send => poll_looking(queue, table, key, fresh, cx),
+            true => poll_waiting(queue, table, key, cx),
+            // Posting several pieces leaves no waker behind.
+            false => poll_driven(queue, table, key, fresh && self.earlier.is_empty(), cx),
+        });
+        budget.made_progress();
         queue.counters.taken.fetch_add(1, Ordering::Relaxed);
         self.state = State::Finished;
         Poll::Ready(match done {
             Some((buffer, outcome)) => self.finish(buffer, outcome),
-            None => Err((self.polled_after_end(), None)),
+            None => Err(OpError::new(self.polled_after_end(), None)),
         })
     }
 
@@ -223,11 +258,14 @@ impl Op {
             State::Finished => return Poll::Ready(Err(self.polled_after_end())),
         };
         let had_ticket = ticket.is_some();
-        let request = match self.verb.work_request() {
-            Some(op) => Request::Send { op, inline: self.verb.inline(self.length, &self.pair) },
-            None => Request::Receive,
+        let posted = match self.verb.work_request() {
+            Some(op) if self.length > self.pair.max_message => self.submit_pieces(op, &mut ticket, cx),
+            Some(op) => {
+                let request = Request::Send { op, inline: self.verb.inline(self.length, &self.pair) };
+                self.pair.submit(&request, &mut self.buffer, &mut ticket, cx)
+            }
+            None => self.pair.submit(&Request::Receive, &mut self.buffer, &mut ticket, cx),
         };
-        let posted = self.pair.submit(&request, &mut self.buffer, &mut ticket, cx);
         self.state = State::Waiting(ticket);
         if ticket.is_some() && !had_ticket {
             self.pair.counters.slot_waits.fetch_add(1, Ordering::Relaxed);
@@ -240,6 +278,42 @@ impl Op {
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(rejected)) => Poll::Ready(Err(rejected.into_error(self.operation()))),
+        }
+    }
+
+    /// Posts an operation that is longer than a message, once there are places for all of its pieces.
+    fn submit_pieces(
+        &mut self,
+        op: WrOp,
+        ticket: &mut Option<Ticket>,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Result<Key, Rejected>> {
+        // Checked: not more than the queue has places.
+        let count = pieces::count(self.length, self.pair.max_message) as usize;
+        if let Err(reason) = ready!(self.pair.send.take_places(count, ticket, cx)) {
+            return Poll::Ready(Err(Rejected::Closed(reason)));
+        }
+        let mut members = Vec::with_capacity(count);
+        let buffer = self.buffer.take().unwrap_or_default();
+        let (key, earlier) = match pieces::park(&self.pair, &self.verb, op, buffer, Signal::Own, &mut members) {
+            Ok(parked) => parked,
+            Err((buffer, refused)) => {
+                self.pair.send.return_places(count);
+                self.buffer = Some(buffer);
+                return Poll::Ready(Err(refused.into()));
+            }
+        };
+        self.earlier = earlier;
+        match self.pair.post_batch(&mut members) {
+            (_, None) => Poll::Ready(Ok(key)),
+            // What was posted has ended with its queue pair, and the table has the buffer.
+            (_, Some(rejected)) => {
+                if let Abandoned::Done(buffer, _) = self.pair.send.abandon(key) {
+                    self.buffer = Some(buffer);
+                }
+                self.earlier.abandon(&self.pair);
+                Poll::Ready(Err(rejected))
+            }
         }
     }
 
@@ -262,12 +336,15 @@ impl Op {
             Some(_) => "it was still waiting for its turn, and will not be posted",
             None => "it may still take effect, and its buffer stays quarantined until the device lets go of it",
         };
-        Err((Error::Timeout { operation: self.operation(), after, hint: hint.into() }, buffer))
+        Err(OpError::new(Error::Timeout { operation: self.operation(), after, hint: hint.into() }, buffer))
     }
 
-    fn finish(&self, buffer: AnyBuffer, outcome: Outcome) -> Finished {
-        let operation = self.verb.operation();
-        let counters = &self.pair.counters;
+    #[inline]
+    fn finish(&mut self, buffer: AnyBuffer, outcome: Outcome) -> Finished {
+        let outcome = match self.earlier.is_empty() {
+            true => outcome,
+            false => self.earlier.first_failure(&self.pair).unwrap_or(outcome),
+        };
         match outcome {
             Outcome::Completed(done) if done.status == WcStatus::Success => {
                 let (count, bytes) = self.counted(&done);
@@ -277,6 +354,15 @@ impl Op {
                 }
                 Ok((done, buffer))
             }
+            failed => Err(OpError::new(self.failure(failed), Some(buffer))),
+        }
+    }
+
+    #[cold]
+    fn failure(&self, outcome: Outcome) -> Error {
+        let operation = self.verb.operation();
+        let counters = &self.pair.counters;
+        match outcome {
             Outcome::Completed(done) => {
                 counters.errors.fetch_add(1, Ordering::Relaxed);
                 let error = match (done.status, self.pair.close_reason_now()) {
@@ -293,15 +379,13 @@ impl Op {
                     },
                 };
                 tracing::debug!(qp = self.pair.number(), %error, "operation failed");
-                Err((error, Some(buffer)))
+                error
             }
             Outcome::Closed(reason) => {
                 counters.errors.fetch_add(1, Ordering::Relaxed);
-                Err((Error::Closed { operation: operation.name(), reason }, Some(buffer)))
+                Error::Closed { operation: operation.name(), reason }
             }
-            Outcome::NotPosted(reason) => {
-                Err((Error::Invalid { operation: operation.name(), reason: reason.to_owned() }, Some(buffer)))
-            }
+            Outcome::NotPosted(reason) => Error::Invalid { operation: operation.name(), reason: reason.to_owned() },
         }
     }
 
@@ -322,8 +406,75 @@ impl Op {
     }
 }
 
+type Done = Option<(AnyBuffer, Outcome)>;
+
+/// Looks before it waits: a small operation may be through by the time its request is posted, and one look costs less than
+/// the way to the driver and back.
+#[inline]
+fn poll_looking(
+    queue: &CompletionQueue,
+    table: &Table<AnyBuffer>,
+    key: Key,
+    fresh: bool,
+    cx: &mut Context<'_>,
+) -> Poll<Done> {
+    if !fresh {
+        if let Poll::Ready(done) = table.poll_done(key, None) {
+            return Poll::Ready(done);
+        }
+    }
+    queue.look();
+    let done = table.poll_done(key, Some(cx));
+    if done.is_pending() {
+        // One that sleeps in event mode is woken by the channel, which is armed.
+        queue.spin();
+    }
+    done
+}
+
+/// A message comes when the peer sends one: the driver looks, unless it sleeps.
+#[inline]
+fn poll_waiting(queue: &CompletionQueue, table: &Table<AnyBuffer>, key: Key, cx: &mut Context<'_>) -> Poll<Done> {
+    let done = table.poll_done(key, Some(cx));
+    if done.is_ready() || queue.kick.awake() {
+        return done;
+    }
+    queue.look();
+    let done = table.poll_done(key, None);
+    if done.is_pending() {
+        queue.spin();
+    }
+    done
+}
+
+/// Leaves looking to the driver while that is awake.
+#[inline(never)]
+fn poll_driven(
+    queue: &CompletionQueue,
+    table: &Table<AnyBuffer>,
+    key: Key,
+    fresh: bool,
+    cx: &mut Context<'_>,
+) -> Poll<Done> {
+    // It looks as soon as this task has had its turn; posting has left the waker behind.
+    if fresh && queue.kick.awake() {
+        return Poll::Pending;
+    }
+    let mut done = table.poll_done(key, Some(cx));
+    if done.is_pending() && !queue.kick.awake() {
+        queue.look();
+        done = table.poll_done(key, None);
+        // Somebody must go on looking, and follow up on what was found.
+        queue.kick.wake();
+    }
+    done
+}
+
 impl Drop for Op {
     fn drop(&mut self) {
+        if !self.earlier.is_empty() {
+            self.earlier.abandon(&self.pair);
+        }
         let table = self.pair.table(self.verb.side());
         match self.state {
             State::Waiting(Some(ticket)) => table.leave(ticket),

@@ -11,52 +11,61 @@ use crate::error::Error;
 /// (a pooled buffer goes back to its pool).
 ///
 /// `?` turns it into an [`Error`] and drops the buffer.
-pub struct OpError<B> {
+pub struct OpError<B>(Box<Inner<B>>);
+
+/// Apart, so that the result of an operation is not much larger than its buffer: it is moved at every operation,
+/// and this is not there at most of them.
+struct Inner<B> {
     error: Error,
     buffer: Option<B>,
 }
 
 impl<B> OpError<B> {
     pub(crate) fn new(error: Error, buffer: Option<B>) -> Self {
-        Self { error, buffer }
+        Self(Box::new(Inner { error, buffer }))
+    }
+
+    /// The same with another view of the buffer.
+    pub(crate) fn with<C>(self, buffer: impl FnOnce(B) -> Option<C>) -> OpError<C> {
+        OpError::new(self.0.error, self.0.buffer.and_then(buffer))
     }
 
     /// What went wrong.
     pub fn error(&self) -> &Error {
-        &self.error
+        &self.0.error
     }
 
     /// The buffer, if the device has let go of it.
     pub fn into_buffer(self) -> Option<B> {
-        self.buffer
+        self.0.buffer
     }
 
     /// Both.
     pub fn into_parts(self) -> (Error, Option<B>) {
-        (self.error, self.buffer)
+        (self.0.error, self.0.buffer)
     }
 }
 
 impl<B> From<OpError<B>> for Error {
     fn from(error: OpError<B>) -> Self {
-        error.error
+        error.0.error
     }
 }
 
 impl<B> fmt::Debug for OpError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpError").field("error", &self.error).field("has_buffer", &self.buffer.is_some()).finish()
+        f.debug_struct("OpError").field("error", &self.0.error).field("has_buffer", &self.0.buffer.is_some()).finish()
     }
 }
 
 impl<B> fmt::Display for OpError<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        self.0.error.fmt(f)
     }
 }
 
 impl<B> std::error::Error for OpError<B> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
+        std::error::Error::source(&self.0.error)
     }
 }

@@ -4,6 +4,7 @@ mod atomic;
 mod batch;
 pub(crate) mod core;
 mod error;
+mod pieces;
 mod read;
 mod receive;
 mod send;

@@ -10,6 +10,7 @@ use crate::op::core::{Finished, Op};
 use crate::provider::WorkCompletion;
 
 /// Polls the operation and gives its buffer the caller's type again.
+#[inline]
 pub(super) fn poll<B: Operand>(op: &mut Op, cx: &mut Context<'_>) -> Poll<Result<(WorkCompletion, B), OpError<B>>> {
     let finished = ready!(op.poll(cx));
     Poll::Ready(typed(op, finished))
@@ -21,13 +22,14 @@ pub(super) fn expire<B: Operand>(op: &mut Op, after: Duration) -> Result<(WorkCo
     typed(op, finished)
 }
 
+#[inline]
 fn typed<B: Operand>(op: &Op, finished: Finished) -> Result<(WorkCompletion, B), OpError<B>> {
     match finished {
         Ok((done, buffer)) => match B::from_any(buffer) {
             Some(buffer) => Ok((done, buffer)),
             None => Err(OpError::new(wrong_type(op), None)),
         },
-        Err((error, buffer)) => Err(OpError::new(error, buffer.and_then(B::from_any))),
+        Err(error) => Err(error.with(B::from_any)),
     }
 }
 

@@ -1,9 +1,10 @@
 //! The narrow interface between the completion machinery and a device: what libibverbs offers, and no more.
 //!
-//! The set of providers is closed (an enum, not a user's generic): `soft` is a software NIC in user space.
+//! The set of providers is closed (an enum, not a user's generic): `soft` is a software NIC in user space, `verbs` is libibverbs.
 //! A provider moves bytes between [`Segment`]s and reports [`WorkCompletion`]s; it knows nothing of futures, wakers or buffers.
 
 pub(crate) mod soft;
+pub(crate) mod verbs;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::address::Address;
-use crate::error::{CloseReason, Result, WcStatus};
+use crate::error::{CloseReason, Error, Result, WcStatus};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
 
@@ -153,6 +154,17 @@ pub(crate) struct PeerInfo {
     pub max_message: u64,
 }
 
+/// What names one end of a reliable connection to a peer that is no program of this crate.
+#[cfg(feature = "async-rdma")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PairEndpoint {
+    pub number: u32,
+    pub lid: u16,
+    pub gid: [u8; 16],
+    /// Of its first packet.
+    pub sequence: u32,
+}
+
 /// Private data that fits an RDMA CM request over RC (rdma_connect(3): 56 bytes for RDMA_PS_TCP).
 pub(crate) const PRIVATE_DATA: usize = 56;
 
@@ -164,6 +176,12 @@ pub enum Link {
     Tcp,
     /// A Unix-domain stream socket (software device).
     Unix,
+    /// RDMA over Converged Ethernet.
+    Roce,
+    /// InfiniBand.
+    InfiniBand,
+    /// iWARP: RDMA over TCP in the NIC.
+    Iwarp,
 }
 
 impl std::fmt::Display for Link {
@@ -171,6 +189,9 @@ impl std::fmt::Display for Link {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Unix => "unix",
+            Self::Roce => "RoCE",
+            Self::InfiniBand => "InfiniBand",
+            Self::Iwarp => "iWARP",
         })
     }
 }
@@ -202,83 +223,143 @@ pub(crate) struct QpCounters {
     pub rnr_naks_received: u64,
 }
 
+/// The same for either provider.
+macro_rules! either {
+    ($this:ident, $inner:ident => $result:expr) => {
+        match $this {
+            Self::Soft($inner) => $result,
+            Self::Verbs($inner) => $result,
+        }
+    };
+}
+
+/// Handles of two providers in one call: only a mistake in this crate gets here.
+fn mixed(operation: &'static str) -> Error {
+    Error::Invalid { operation, reason: "the arguments belong to devices of different providers".to_owned() }
+}
+
 /// An opened device.
 #[derive(Clone, Debug)]
 pub(crate) enum Context {
     Soft(soft::Context),
+    Verbs(verbs::Context),
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Pd {
     Soft(soft::Pd),
+    Verbs(verbs::Pd),
 }
 
 /// A registration. Dropping it deregisters.
 #[derive(Debug)]
 pub(crate) enum Mr {
     Soft(soft::Mr),
+    Verbs(verbs::Mr),
 }
 
 /// A key handed to a peer for exactly one range. Dropping it revokes.
 #[derive(Debug)]
 pub(crate) enum Grant {
     Soft(soft::Grant),
+    Verbs(verbs::Grant),
 }
 
 /// A completion queue with its channel.
 #[derive(Clone, Debug)]
 pub(crate) enum Cq {
     Soft(soft::Cq),
+    Verbs(verbs::Cq),
 }
 
+// Lives behind an `Arc` already, and a box would be one more way to go on each post.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub(crate) enum Qp {
     Soft(soft::Qp),
+    Verbs(verbs::Qp),
 }
 
 /// A listening endpoint.
 #[derive(Debug)]
 pub(crate) enum Acceptor {
     Soft(soft::Acceptor),
+    Verbs(verbs::Acceptor),
 }
 
 /// A connection request that was not answered yet.
 #[derive(Debug)]
 pub(crate) enum Incoming {
     Soft(soft::Incoming),
+    Verbs(verbs::Incoming),
 }
 
 /// A queue pair that waits for its peer's endpoint.
+#[allow(clippy::large_enum_variant)] // few, and short-lived
 #[derive(Debug)]
 pub(crate) enum Rendezvous {
     Soft(soft::Rendezvous),
+    Verbs(verbs::Rendezvous),
 }
 
 impl Context {
     pub(crate) fn name(&self) -> &str {
-        let Self::Soft(inner) = self;
-        inner.name()
+        either!(self, inner => inner.name())
     }
 
     pub(crate) fn limits(&self) -> &DeviceLimits {
-        let Self::Soft(inner) = self;
-        inner.limits()
+        either!(self, inner => inner.limits())
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<Pd> {
-        let Self::Soft(inner) = self;
-        inner.alloc_pd().map(Pd::Soft)
+        match self {
+            Self::Soft(inner) => inner.alloc_pd().map(Pd::Soft),
+            Self::Verbs(inner) => inner.alloc_pd().map(Pd::Verbs),
+        }
     }
 
-    /// A queue with room for at least `depth` completions; `grow` raises it as queue pairs join.
-    pub(crate) fn create_cq(&self, depth: u32) -> Result<Cq> {
-        let Self::Soft(inner) = self;
-        inner.create_cq(depth).map(Cq::Soft)
+    /// A queue with room for at least `depth` completions; `resize` raises it as queue pairs join.
+    /// Where there are several completion vectors, `vector` (counted round) says which interrupt tells of them.
+    pub(crate) fn create_cq(&self, depth: u32, vector: u32) -> Result<Cq> {
+        match self {
+            Self::Soft(inner) => inner.create_cq(depth).map(Cq::Soft),
+            Self::Verbs(inner) => inner.create_cq(depth, vector).map(Cq::Verbs),
+        }
+    }
+
+    /// The IP addresses by which peers reach the device.
+    pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {
+        match self {
+            // Those of the host are its own; this one always works, within the host.
+            Self::Soft(_) => vec![std::net::Ipv4Addr::LOCALHOST.into()],
+            Self::Verbs(inner) => inner.addresses(),
+        }
+    }
+
+    /// Interrupts that completions can be spread over.
+    pub(crate) fn completion_vectors(&self) -> u32 {
+        match self {
+            Self::Soft(_) => 1,
+            Self::Verbs(inner) => inner.completion_vectors(),
+        }
+    }
+
+    /// The numbers of the CPUs near the device.
+    pub(crate) fn local_cpus(&self) -> Result<Vec<usize>> {
+        match self {
+            Self::Soft(inner) => Err(Error::Invalid {
+                operation: "find the CPUs near",
+                reason: format!("{} is software, and runs on any of them", inner.name()),
+            }),
+            Self::Verbs(inner) => inner.local_cpus(),
+        }
     }
 
     pub(crate) async fn listen(&self, address: &Address) -> Result<Acceptor> {
-        let Self::Soft(inner) = self;
-        inner.listen(address).await.map(Acceptor::Soft)
+        match self {
+            Self::Soft(inner) => inner.listen(address).await.map(Acceptor::Soft),
+            Self::Verbs(inner) => inner.listen(address).await.map(Acceptor::Verbs),
+        }
     }
 
     /// Connects, handshakes and returns a queue pair that is ready to send.
@@ -290,49 +371,79 @@ impl Context {
         address: &Address,
         private_data: &[u8],
     ) -> Result<(Qp, PeerInfo)> {
-        let (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) = (self, pd, cq);
-        inner.connect(pd, cq, config, address, private_data).await.map(|(qp, info)| (Qp::Soft(qp), info))
+        match (self, pd, cq) {
+            (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) => {
+                inner.connect(pd, cq, config, address, private_data).await.map(|(qp, info)| (Qp::Soft(qp), info))
+            }
+            (Self::Verbs(inner), Pd::Verbs(pd), Cq::Verbs(cq)) => {
+                inner.connect(pd, cq, config, address, private_data).await.map(|(qp, info)| (Qp::Verbs(qp), info))
+            }
+            _ => Err(mixed("connect")),
+        }
     }
 
     /// Prepares an endpoint for programs with a bootstrap of their own. `local` is where the peer can reach this host.
-    pub(crate) async fn rendezvous(&self, local: &Address) -> Result<Rendezvous> {
-        let Self::Soft(inner) = self;
-        inner.rendezvous(local).await.map(Rendezvous::Soft)
+    /// The rest is what [`Rendezvous::connect`] gets as well: a NIC's endpoint names the queue pair, so that is made here.
+    pub(crate) async fn rendezvous(
+        &self,
+        pd: &Pd,
+        cq: &Cq,
+        config: &QpConfig,
+        local: &Address,
+        private_data: &[u8],
+    ) -> Result<Rendezvous> {
+        match (self, pd, cq) {
+            (Self::Soft(inner), ..) => inner.rendezvous(local).await.map(Rendezvous::Soft),
+            (Self::Verbs(inner), Pd::Verbs(pd), Cq::Verbs(cq)) => {
+                inner.rendezvous(pd, cq, config, local, private_data).await.map(Rendezvous::Verbs)
+            }
+            _ => Err(mixed("endpoint")),
+        }
     }
 }
 
 impl Pd {
     /// Registers memory for local use: the returned key only works for this side's scatter/gather lists.
     pub(crate) fn register(&self, segment: Segment) -> Result<Mr> {
-        let Self::Soft(inner) = self;
-        inner.register(segment).map(Mr::Soft)
+        match self {
+            Self::Soft(inner) => inner.register(segment).map(Mr::Soft),
+            Self::Verbs(inner) => inner.register(segment).map(Mr::Verbs),
+        }
+    }
+
+    /// Whether memory of other devices can be registered by dma-buf, or why not.
+    pub(crate) fn supports_dmabuf(&self) -> Result<()> {
+        match self {
+            Self::Soft(_) => Err(Error::io("register", "a dma-buf", std::io::ErrorKind::Unsupported.into())),
+            Self::Verbs(inner) => inner.supports_dmabuf(),
+        }
     }
 
     /// Makes a key for the peer over exactly `segment`, which lies inside `mr`.
     pub(crate) fn grant(&self, mr: &Mr, segment: Segment, access: Access) -> Result<Grant> {
-        let (Self::Soft(inner), Mr::Soft(mr)) = (self, mr);
-        inner.grant(mr, segment, access).map(Grant::Soft)
+        match (self, mr) {
+            (Self::Soft(inner), Mr::Soft(mr)) => inner.grant(mr, segment, access).map(Grant::Soft),
+            (Self::Verbs(inner), Mr::Verbs(mr)) => inner.grant(mr, segment, access).map(Grant::Verbs),
+            _ => Err(mixed("expose")),
+        }
     }
 }
 
 impl Mr {
     pub(crate) fn lkey(&self) -> u32 {
-        let Self::Soft(inner) = self;
-        inner.lkey()
+        either!(self, inner => inner.lkey())
     }
 }
 
 impl Grant {
     pub(crate) fn rkey(&self) -> u32 {
-        let Self::Soft(inner) = self;
-        inner.rkey()
+        either!(self, inner => inner.rkey())
     }
 
     /// Makes the key worthless. When this returns, no request of a peer touches the memory any more.
     /// Never blocks for longer than one chunk of a transfer takes. Idempotent; dropping does the same.
     pub(crate) fn revoke(&self) {
-        let Self::Soft(inner) = self;
-        inner.revoke()
+        either!(self, inner => inner.revoke())
     }
 }
 
@@ -341,108 +452,115 @@ impl Cq {
     ///
     /// Only one thread calls this at a time (the dispatcher's lock).
     pub(crate) fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
-        let Self::Soft(inner) = self;
-        inner.poll(out)
+        either!(self, inner => inner.poll(out))
     }
 
     /// Asks for one notification on [`fd`](Self::fd) at the next completion. Whoever arms polls once more before sleeping.
     pub(crate) fn arm(&self) -> Result<()> {
-        let Self::Soft(inner) = self;
-        inner.arm()
+        either!(self, inner => inner.arm())
     }
 
     /// The completion channel: readable when there is something to poll. Non-blocking.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        let Self::Soft(inner) = self;
-        inner.fd()
+        either!(self, inner => inner.fd())
     }
 
-    /// Reads the channel's events until there are none, and returns how many there were; each must be acknowledged.
+    /// Reads the channel's events and returns how many there were; each must be acknowledged. When none is left unread that
+    /// was there before, the next one is an edge again.
     pub(crate) fn read_events(&self) -> Result<u32> {
-        let Self::Soft(inner) = self;
-        inner.read_events()
+        either!(self, inner => inner.read_events())
     }
 
     pub(crate) fn acknowledge(&self, events: u32) {
-        let Self::Soft(inner) = self;
-        inner.acknowledge(events)
+        either!(self, inner => inner.acknowledge(events))
+    }
+
+    /// Has the task of `cx` woken when a queue pair fails, unless [`fd`](Self::fd) tells that too; `true` if one has already.
+    pub(crate) fn wake_at_failure(&self, cx: &std::task::Context<'_>) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            Self::Verbs(inner) => inner.wake_at_failure(cx),
+        }
     }
 
     /// Whether bytes moved since the last call, though perhaps nothing completed: a peer is at work on this side's memory.
     /// Only a device that lives on the host's CPU knows.
     pub(crate) fn take_worked(&self) -> bool {
-        let Self::Soft(inner) = self;
-        inner.take_worked()
+        match self {
+            Self::Soft(inner) => inner.take_worked(),
+            Self::Verbs(_) => false,
+        }
     }
 
     /// Appends the numbers of the queue pairs that went into the error state since the last call; `true` if there were any.
     /// Their completions are in the queue already. One atomic load when there are none.
     pub(crate) fn take_failed(&self, numbers: &mut Vec<u32>) -> bool {
-        let Self::Soft(inner) = self;
-        inner.take_failed(numbers)
+        either!(self, inner => inner.take_failed(numbers))
     }
 
     /// Makes room for at least `depth` completions in all; never for fewer than before.
     pub(crate) fn resize(&self, depth: u32) -> Result<()> {
-        let Self::Soft(inner) = self;
-        inner.resize(depth)
+        either!(self, inner => inner.resize(depth))
     }
 }
 
 impl Qp {
     pub(crate) fn number(&self) -> u32 {
-        let Self::Soft(inner) = self;
-        inner.number()
+        either!(self, inner => inner.number())
     }
 
     /// Posts the list with one doorbell.
     pub(crate) fn post_send(&self, requests: &[SendRequest]) -> std::result::Result<(), PostError> {
-        let Self::Soft(inner) = self;
-        inner.post_send(requests)
+        either!(self, inner => inner.post_send(requests))
     }
 
     pub(crate) fn post_receive(&self, requests: &[ReceiveRequest]) -> std::result::Result<(), PostError> {
-        let Self::Soft(inner) = self;
-        inner.post_receive(requests)
+        either!(self, inner => inner.post_receive(requests))
     }
 
     /// Moves the queue pair to the error state: every outstanding request completes as flushed, the peer is told,
     /// and when this returns the provider touches no buffer of this queue pair any more (`true`), or will only let go of them
     /// when the queue pair is dropped (`false`). Idempotent: the first reason stays.
     pub(crate) fn fail(&self, reason: CloseReason) -> bool {
-        let Self::Soft(inner) = self;
-        inner.fail(reason)
+        either!(self, inner => inner.fail(reason))
+    }
+
+    /// Ends the use of buffers where [`fail`](Self::fail) could not promise it. Afterwards nothing new is reported; what was
+    /// reported before is still in the completion queue. `false` when the device refuses, which no sound one does. Idempotent.
+    pub(crate) fn destroy(&self) -> bool {
+        match self {
+            Self::Soft(_) => true,
+            Self::Verbs(inner) => inner.destroy(),
+        }
     }
 
     /// Why the queue pair is in the error state, if it is.
     pub(crate) fn close_reason(&self) -> Option<CloseReason> {
-        let Self::Soft(inner) = self;
-        inner.close_reason()
+        either!(self, inner => inner.close_reason())
     }
 
     pub(crate) fn counters(&self) -> QpCounters {
-        let Self::Soft(inner) = self;
-        inner.counters()
+        either!(self, inner => inner.counters())
     }
 }
 
 impl Acceptor {
     pub(crate) fn local_address(&self) -> &Address {
-        let Self::Soft(inner) = self;
-        inner.local_address()
+        either!(self, inner => inner.local_address())
     }
 
     /// The next request. Cancel safe.
     pub(crate) async fn accept(&self) -> Result<Incoming> {
-        let Self::Soft(inner) = self;
-        inner.accept().await.map(Incoming::Soft)
+        match self {
+            Self::Soft(inner) => inner.accept().await.map(Incoming::Soft),
+            Self::Verbs(inner) => inner.accept().await.map(Incoming::Verbs),
+        }
     }
 }
 
 impl Incoming {
     pub(crate) fn peer(&self) -> String {
-        let Self::Soft(inner) = self;
-        inner.peer()
+        either!(self, inner => inner.peer())
     }
 
     /// Answers the request. The peer's private data is in the `PeerInfo`; `reply` sees it and gives this side's, or refuses with a reason.
@@ -453,16 +571,22 @@ impl Incoming {
         config: &QpConfig,
         reply: impl FnOnce(&[u8]) -> std::result::Result<Vec<u8>, String> + Send,
     ) -> Result<(Qp, PeerInfo)> {
-        let (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) = (self, pd, cq);
-        inner.accept(pd, cq, config, reply).await.map(|(qp, info)| (Qp::Soft(qp), info))
+        match (self, pd, cq) {
+            (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) => {
+                inner.accept(pd, cq, config, reply).await.map(|(qp, info)| (Qp::Soft(qp), info))
+            }
+            (Self::Verbs(inner), Pd::Verbs(pd), Cq::Verbs(cq)) => {
+                inner.accept(pd, cq, config, reply).await.map(|(qp, info)| (Qp::Verbs(qp), info))
+            }
+            _ => Err(mixed("accept")),
+        }
     }
 }
 
 impl Rendezvous {
     /// This side's endpoint, opaque bytes for the other side's [`connect`](Self::connect); at most 128.
     pub(crate) fn endpoint(&self) -> &[u8] {
-        let Self::Soft(inner) = self;
-        inner.endpoint()
+        either!(self, inner => inner.endpoint())
     }
 
     pub(crate) async fn connect(
@@ -473,7 +597,13 @@ impl Rendezvous {
         remote: &[u8],
         private_data: &[u8],
     ) -> Result<(Qp, PeerInfo)> {
-        let (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) = (self, pd, cq);
-        inner.connect(pd, cq, config, remote, private_data).await.map(|(qp, info)| (Qp::Soft(qp), info))
+        match (self, pd, cq) {
+            (Self::Soft(inner), Pd::Soft(pd), Cq::Soft(cq)) => {
+                inner.connect(pd, cq, config, remote, private_data).await.map(|(qp, info)| (Qp::Soft(qp), info))
+            }
+            // Made with its queue pair, which the endpoint names.
+            (Self::Verbs(inner), ..) => inner.connect(remote).await.map(|(qp, info)| (Qp::Verbs(qp), info)),
+            _ => Err(mixed("connect")),
+        }
     }
 }

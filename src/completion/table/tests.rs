@@ -170,7 +170,7 @@ mod plain {
         assert!(matches!(table.take_places(4, &mut None, None), Poll::Ready(Ok(()))));
         for (position, &key) in keys.iter().enumerate() {
             let signal = if position % 2 == 1 { Signal::Own } else { Signal::Silent };
-            assert!(table.launch(key, signal));
+            assert!(table.launch([(key, signal)].into_iter()));
         }
         complete(&table, keys[1]);
         assert!(matches!(table.poll_done(keys[0], None), Poll::Ready(Some((0, Outcome::Completed(_))))));
@@ -187,7 +187,9 @@ mod plain {
         let table = Table::new(2, 7);
         let keys = [table.park("silent").unwrap(), table.park("own").unwrap()];
         assert!(matches!(table.take_places(2, &mut None, None), Poll::Ready(Ok(()))));
-        assert!(table.launch(keys[0], Signal::Silent) && table.launch(keys[1], Signal::Own));
+        assert!(
+            table.launch([(keys[0], Signal::Silent)].into_iter()) && table.launch([(keys[1], Signal::Own)].into_iter())
+        );
         let mut effects = Effects::default();
         for key in keys {
             table.complete(key, WorkCompletion { status: WcStatus::Flushed, ..success() }, &mut effects);
@@ -205,8 +207,8 @@ mod plain {
         let (kept, dropped) = (table.park(1).unwrap(), table.park(2).unwrap());
         assert!(matches!(table.abandon(dropped), Abandoned::Parked(2)));
         assert!(matches!(table.take_places(2, &mut None, None), Poll::Ready(Ok(()))));
-        assert!(table.launch(kept, Signal::Own));
-        assert!(!table.launch(dropped, Signal::Own));
+        assert!(table.launch([(kept, Signal::Own)].into_iter()));
+        assert!(!table.launch([(dropped, Signal::Own)].into_iter()));
         table.return_places(1);
         assert_eq!(table.in_flight(), 1);
     }
@@ -439,7 +441,7 @@ mod exhaustive {
                 move || drop(table.abandon(key))
             });
             assert!(matches!(table.take_places(1, &mut None, None), Poll::Ready(Ok(()))));
-            if table.launch(key, Signal::Own) {
+            if table.launch([(key, Signal::Own)].into_iter()) {
                 assert_eq!(alive.load(Ordering::SeqCst), 1);
                 dropper.join().unwrap();
                 assert_eq!(alive.load(Ordering::SeqCst), 1, "dropped while posted");
