@@ -1,5 +1,5 @@
 //! In steady state an operation allocates nothing, in any completion mode, at either end: a counting allocator watches
-//! the whole process. One test, so that nothing else runs beside it.
+//! the whole process. One test on each kind of machine, so that nothing else runs beside it.
 
 mod common;
 
@@ -11,10 +11,27 @@ use tokio_rdma::{CompletionMode, RemoteRegion};
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 const WARM_UP: usize = 300;
-const COUNTED: usize = 2000;
+
+/// Operations that are watched; fewer on an emulated machine.
+fn counted() -> usize {
+    static COUNTED: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *COUNTED.get_or_init(|| if common::rig::nic().is_some() { 500 } else { 2000 })
+}
 
 #[test]
 fn the_steady_state_allocates_nothing() {
+    in_every_mode(&[Setup::SOFT_TCP, Setup::SOFT_UNIX.single_threaded()], |_, _| true);
+}
+
+#[test]
+#[ignore = "needs an RDMA NIC: cargo xtask guest test"]
+fn nor_does_it_with_a_nic() {
+    // Half of them, since an emulated machine is slow.
+    let asleep = |mode| matches!(mode, CompletionMode::Event | CompletionMode::Polling);
+    in_every_mode(&[Setup::NIC, Setup::NIC.single_threaded()], |setup, mode| asleep(mode) == (setup.workers == 0));
+}
+
+fn in_every_mode(setups: &[Setup], chosen: impl Fn(&Setup, CompletionMode) -> bool) {
     let modes = [
         CompletionMode::Event,
         CompletionMode::default(),
@@ -23,18 +40,19 @@ fn the_steady_state_allocates_nothing() {
     ];
     let mut failures = Vec::new();
     for mode in modes {
-        for setup in [Setup::SOFT_TCP.mode(mode), Setup::SOFT_UNIX.mode(mode).single_threaded()] {
-            let (told, found) = std::sync::mpsc::channel();
-            run(setup, move |rig| async move {
-                for result in every_operation(&rig).await {
-                    told.send(result).unwrap();
+        for setup in setups.iter().filter(|setup| chosen(setup, mode)).map(|setup| setup.mode(mode)) {
+            // A list may still grow when the scheduler first brings about what the warm-up did not: that is over the next time,
+            // and an allocation per operation is not.
+            let mut found = every_operation(setup);
+            for _ in 0..2 {
+                if found.iter().any(|(_, blocks)| *blocks > 0) {
+                    let again = every_operation(setup);
+                    found.iter_mut().zip(again).for_each(|(found, again)| found.1 = found.1.min(again.1));
                 }
-            });
-            for (operation, blocks) in found {
-                if blocks > 0 {
-                    let place = format!("{:?}, {mode:?}, {} workers", setup.address, setup.workers);
-                    failures.push(format!("{operation}: {blocks} in {COUNTED} ({place})"));
-                }
+            }
+            for (operation, blocks) in found.into_iter().filter(|(_, blocks)| *blocks > 0) {
+                let place = format!("{:?}, {mode:?}, {} workers", setup.address, setup.workers);
+                failures.push(format!("{operation}: {blocks} in {} ({place})", counted()));
             }
         }
     }
@@ -42,7 +60,13 @@ fn the_steady_state_allocates_nothing() {
     assert!(failures.is_empty(), "allocations in steady state:\n{}", failures.join("\n"));
 }
 
-async fn every_operation(rig: &Rig) -> Vec<(&'static str, u64)> {
+fn every_operation(setup: Setup) -> Vec<(&'static str, u64)> {
+    let (told, found) = std::sync::mpsc::channel();
+    run(setup, move |rig| async move { told.send(allocations(&rig).await).unwrap() });
+    found.recv().unwrap()
+}
+
+async fn allocations(rig: &Rig) -> Vec<(&'static str, u64)> {
     let pair = rig.pair().await;
     let region = pair.server.exposed(64);
     let remote = region.remote();
@@ -73,7 +97,7 @@ impl Meter {
             self.counting = Some((profiler, dhat::HeapStats::get().total_blocks));
         }
         self.turns += 1;
-        self.turns <= WARM_UP + COUNTED
+        self.turns <= WARM_UP + counted()
     }
 
     fn allocations(self) -> u64 {
@@ -95,7 +119,7 @@ async fn round_trips(pair: &Pair) -> u64 {
         meter.allocations()
     };
     let reply = async {
-        for _ in 0..WARM_UP + COUNTED {
+        for _ in 0..WARM_UP + counted() {
             request = pair.server.receive(request).await.unwrap().buffer;
             answer = pair.server.send(answer).await.unwrap();
         }

@@ -66,6 +66,35 @@ fn handles_and_values_are_send_sync_and_unpin() {
     );
 }
 
+#[cfg(feature = "async-rdma")]
+#[test]
+fn what_talks_to_async_rdma_is_no_exception() {
+    use tokio_rdma::async_rdma::*;
+    handles!(Peer, PeerBuilder, PeerStats, PendingPeer, Endpoint, Message, PeerRegion, LentRegion, LeaseEnd);
+    // The name is the crate's own listener's, too.
+    handles!(tokio_rdma::async_rdma::Listener);
+    fn check(domain: &ProtectionDomain, peer: &Peer, region: PeerRegion, lent: LentRegion) {
+        fn spawns<T: Send>(_: impl Future<Output = T> + Send) {}
+        let buffer = || domain.alloc(1).unwrap();
+        let minute = std::time::Duration::from_secs(60);
+        spawns(Peer::connect(domain, "127.0.0.1:1"));
+        spawns(Peer::builder(domain).listen("127.0.0.1:1"));
+        spawns(peer.send(buffer()));
+        spawns(peer.receive());
+        spawns(peer.request_region(1, 1, minute));
+        spawns(peer.receive_region());
+        spawns(peer.write(buffer(), &region));
+        spawns(peer.read(buffer(), &region));
+        spawns(peer.fetch_add(&region, 1));
+        spawns(peer.release(region.clone()));
+        spawns(peer.give_back(region.clone()));
+        spawns(peer.lend(buffer(), Access::REMOTE_READ, minute));
+        spawns(lent.ended());
+        spawns(lent.reclaim());
+    }
+    let _ = check;
+}
+
 #[test]
 fn operations_can_be_spawned_and_moved() {
     handles!(

@@ -75,7 +75,7 @@ pub struct Second {
 impl Second {
     fn start(test: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])
             .env(SECOND, "1")
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())

@@ -1,5 +1,6 @@
 //! Two ends of a connection, over each transport there is.
 
+use std::io::Write as _;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,6 +19,8 @@ use super::data::fill;
 pub enum AddressKind {
     Tcp,
     Unix,
+    /// An address of the NIC that `TOKIO_RDMA_TEST_NIC=device@address` names.
+    Nic,
 }
 
 /// What a case runs on.
@@ -27,6 +30,16 @@ pub struct Setup {
     pub address: AddressKind,
     pub mode: CompletionMode,
     pub workers: usize,
+}
+
+/// The device and the address of the NIC to test with, where there is one: `cargo xtask guest test` names it.
+pub fn nic() -> Option<(String, String)> {
+    let named = std::env::var("TOKIO_RDMA_TEST_NIC").ok()?;
+    named.split_once('@').map(|(device, address)| (device.to_owned(), address.to_owned()))
+}
+
+fn nic_device() -> DeviceBuilder {
+    Device::builder(&nic().expect("cases for a NIC run only where there is one").0)
 }
 
 fn soft() -> DeviceBuilder {
@@ -40,6 +53,8 @@ impl Setup {
         mode: CompletionMode::Adaptive { spin: CompletionMode::DEFAULT_SPIN },
         workers: 2,
     };
+    /// An RDMA NIC, by way of libibverbs.
+    pub const NIC: Self = Self { device: nic_device, address: AddressKind::Nic, ..Self::SOFT_TCP };
     pub const SOFT_UNIX: Self = Self { address: AddressKind::Unix, ..Self::SOFT_TCP };
 
     pub const fn mode(self, mode: CompletionMode) -> Self {
@@ -90,11 +105,24 @@ impl Rig {
         self.device().alloc_pd().unwrap()
     }
 
+    pub fn on_nic(&self) -> bool {
+        self.setup.address == AddressKind::Nic
+    }
+
+    /// Whether this case does not apply to an RDMA NIC; says so, past what libtest captures.
+    pub fn skipped_on_nic(&self, why: &str) -> bool {
+        if self.on_nic() {
+            let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        }
+        self.on_nic()
+    }
+
     /// A fresh address to bind.
     pub fn address(&self) -> Address {
         match self.setup.address {
             AddressKind::Tcp => "127.0.0.1:0".parse().unwrap(),
             AddressKind::Unix => self.path().into(),
+            AddressKind::Nic => format!("{}:0", nic().unwrap().1).parse().unwrap(),
         }
     }
 

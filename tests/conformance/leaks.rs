@@ -168,6 +168,7 @@ async fn failed_attempts_leave_nothing(rig: Rig) {
         let builder = || tokio_rdma::Connection::builder(&client);
         builder().send_depth(0).connect(&address).await.unwrap_err();
         let nowhere = match rig.setup.address {
+            AddressKind::Nic => format!("{}:9", crate::common::rig::nic().unwrap().1),
             AddressKind::Tcp => "127.0.0.1:1".to_owned(),
             AddressKind::Unix => format!("unix:{}", rig.path().display()),
         };

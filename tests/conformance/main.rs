@@ -6,10 +6,14 @@ mod common;
 
 /// One test per case, in a module named after what it runs on.
 macro_rules! instantiate {
-    ($module:ident, $setup:expr, $($case:ident),+) => {
+    ($module:ident, $($rest:tt)*) => {
+        instantiate!(#[cfg(test)] $module, $($rest)*);
+    };
+    (# $attribute:tt $module:ident, $setup:expr, $($case:ident),+) => {
         mod $module {
             $(
                 #[test]
+                # $attribute
                 fn $case() {
                     crate::common::run($setup, super::$case);
                 }
@@ -23,6 +27,7 @@ macro_rules! cases {
     ($($case:ident),+ $(,)?) => {
         instantiate!(soft_tcp, crate::common::Setup::SOFT_TCP, $($case),+);
         instantiate!(soft_unix, crate::common::Setup::SOFT_UNIX, $($case),+);
+        instantiate!(#[ignore = "needs an RDMA NIC: cargo xtask guest test"] nic, crate::common::Setup::NIC, $($case),+);
     };
 }
 
@@ -30,6 +35,14 @@ macro_rules! cases {
 macro_rules! core_cases {
     ($($case:ident),+ $(,)?) => {
         instantiate!(soft_tcp_default, crate::common::Setup::SOFT_TCP, $($case),+);
+        instantiate!(#[ignore = "needs an RDMA NIC: cargo xtask guest test"] nic_default,
+            crate::common::Setup::NIC, $($case),+);
+        instantiate!(#[ignore = "needs an RDMA NIC: cargo xtask guest test"] nic_event_single_thread,
+            crate::common::Setup::NIC.mode(tokio_rdma::CompletionMode::Event).single_threaded(), $($case),+);
+        instantiate!(#[ignore = "needs an RDMA NIC: cargo xtask guest test"] nic_polling,
+            crate::common::Setup::NIC.mode(tokio_rdma::CompletionMode::Polling), $($case),+);
+        instantiate!(#[ignore = "needs an RDMA NIC: cargo xtask guest test"] nic_polling_thread,
+            crate::common::Setup::NIC.mode(tokio_rdma::CompletionMode::PollingThread { cpu: None }), $($case),+);
         instantiate!(soft_unix_default, crate::common::Setup::SOFT_UNIX, $($case),+);
         instantiate!(soft_tcp_event, crate::common::Setup::SOFT_TCP.mode(tokio_rdma::CompletionMode::Event), $($case),+);
         instantiate!(soft_unix_event_single_thread,
@@ -59,13 +72,16 @@ macro_rules! soft_cases {
 /// Cases of two processes: what the first does, and what the second does.
 macro_rules! process_cases {
     ($($case:ident => $first:ident, $second:ident);+ $(;)?) => {
-        process_cases!(@on two_processes_soft_tcp, SOFT_TCP, $($case, $first, $second);+);
-        process_cases!(@on two_processes_soft_unix, SOFT_UNIX, $($case, $first, $second);+);
+        process_cases!(@on #[cfg(test)] two_processes_soft_tcp, SOFT_TCP, $($case, $first, $second);+);
+        process_cases!(@on #[ignore = "needs an RDMA NIC: cargo xtask guest test"] two_processes_nic, NIC,
+            $($case, $first, $second);+);
+        process_cases!(@on #[cfg(test)] two_processes_soft_unix, SOFT_UNIX, $($case, $first, $second);+);
     };
-    (@on $module:ident, $setup:ident, $($case:ident, $first:ident, $second:ident);+) => {
+    (@on # $attribute:tt $module:ident, $setup:ident, $($case:ident, $first:ident, $second:ident);+) => {
         mod $module {
             $(
                 #[test]
+                # $attribute
                 fn $case() {
                     use crate::common::process::{test_name, two_processes};
                     let name = test_name(concat!(module_path!(), "::", stringify!($case)));
@@ -79,13 +95,15 @@ macro_rules! process_cases {
 /// Cases that need a process of their own, because they count what it holds.
 macro_rules! lone_cases {
     ($($case:ident),+ $(,)?) => {
-        lone_cases!(@on alone_soft_tcp, SOFT_TCP, $($case),+);
-        lone_cases!(@on alone_soft_unix, SOFT_UNIX, $($case),+);
+        lone_cases!(@on #[cfg(test)] alone_soft_tcp, SOFT_TCP, $($case),+);
+        lone_cases!(@on #[ignore = "needs an RDMA NIC: cargo xtask guest test"] alone_nic, NIC, $($case),+);
+        lone_cases!(@on #[cfg(test)] alone_soft_unix, SOFT_UNIX, $($case),+);
     };
-    (@on $module:ident, $setup:ident, $($case:ident),+) => {
+    (@on # $attribute:tt $module:ident, $setup:ident, $($case:ident),+) => {
         mod $module {
             $(
                 #[test]
+                # $attribute
                 fn $case() {
                     use crate::common::process::{alone, test_name};
                     let name = test_name(concat!(module_path!(), "::", stringify!($case)));
@@ -106,6 +124,7 @@ mod endpoints;
 mod faults;
 mod leaks;
 mod listener;
+mod long;
 mod messages;
 mod one_sided;
 mod processes;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use tokio::task::JoinHandle;
 use tokio_rdma::{Access, CloseReason, Connection, ConnectionBuilder, Error, RemoteRegion, WcStatus};
 
@@ -19,6 +20,9 @@ process_cases!(
     killed_while_connecting => connects_to_a_dead_address, serves_until_killed;
     everything_works_between_processes => uses_the_other_process, echoes;
 );
+
+/// A message of many packets, where the device takes such long ones.
+const LONG: usize = 10 << 20;
 
 /// Long enough for a peer that is alive on a busy machine, short enough to wait for.
 const BUDGET: Duration = Duration::from_millis(600);
@@ -64,17 +68,25 @@ async fn meet(
 
 /// 8 of each kind: sends that nobody receives, receives, and what waits behind the sends.
 fn pending(end: &End, remote: &RemoteRegion) -> Vec<JoinHandle<Error>> {
+    // Posted in this order, a send first.
+    macro_rules! posted {
+        ($operation:expr) => {{
+            let mut operation = $operation;
+            operation.try_post().unwrap();
+            async { operation.await.unwrap_err().into_parts() }.boxed()
+        }};
+    }
     (0..32u64)
         .map(|at| {
-            let (end, remote) = (end.clone(), *remote);
+            let buffer = end.filled(64, at);
+            let failing = match at % 4 {
+                0 => posted!(end.send(buffer)),
+                1 => posted!(end.receive(buffer)),
+                2 => posted!(end.write(buffer, remote)),
+                _ => posted!(end.read(buffer, remote)),
+            };
             tokio::spawn(async move {
-                let buffer = end.filled(64, at);
-                let (error, buffer) = match at % 4 {
-                    0 => end.send(buffer).await.unwrap_err().into_parts(),
-                    1 => end.receive(buffer).await.unwrap_err().into_parts(),
-                    2 => end.write(buffer, &remote).await.unwrap_err().into_parts(),
-                    _ => end.read(buffer, &remote).await.unwrap_err().into_parts(),
-                };
+                let (error, buffer) = failing.await;
                 assert_pattern(&buffer.expect("the buffer comes back"), at);
                 error
             })
@@ -86,6 +98,15 @@ async fn all_pending(end: &End) {
     crate::common::eventually(|| end.stats().in_flight == 32, || end.stats()).await;
 }
 
+/// What a killed process leaves behind.
+fn lost(rig: &Rig, reason: &CloseReason) -> bool {
+    // Of a connection by RDMA CM the kernel ends what a process did not, and that is no different on the wire.
+    matches!(reason, CloseReason::LinkLost(_)) || (rig.on_nic() && *reason == CloseReason::Peer)
+}
+
+/// Stopping a process stops no NIC.
+const NIC_GOES_ON: &str = "the NIC of a stopped process goes on answering";
+
 async fn survives_the_kill(rig: Rig, mut second: Second) {
     let (end, remote) = meet(&rig, &mut second, |settings| settings).await;
     let operations = pending(&end, &remote);
@@ -96,14 +117,15 @@ async fn survives_the_kill(rig: Rig, mut second: Second) {
     for operation in operations {
         let error = within(SOON, operation).await.unwrap();
         match error {
-            Error::Closed { reason: CloseReason::LinkLost(_), .. } => {}
+            Error::Closed { reason, .. } if lost(&rig, &reason) => {}
             Error::Completion { status: WcStatus::RetryExceeded, .. } => oldest += 1,
             other => panic!("{other:?}"),
         }
     }
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert!(oldest <= 1, "at most the oldest request is told more");
-    assert!(matches!(within(SOON, end.closed()).await, CloseReason::LinkLost(_)));
+    let reason = within(SOON, end.closed()).await;
+    assert!(lost(&rig, &reason), "{reason:?}");
     let stats = end.stats();
     assert_eq!((stats.in_flight, stats.live_slots, stats.waiting), (0, 0, 0));
 
@@ -113,6 +135,9 @@ async fn survives_the_kill(rig: Rig, mut second: Second) {
 }
 
 async fn gives_a_stopped_peer_up(rig: Rig, mut second: Second) {
+    if rig.skipped_on_nic(NIC_GOES_ON) {
+        return second.kill().await;
+    }
     let (end, remote) = meet(&rig, &mut second, short_budget).await;
     second.stop().await;
     let start = Instant::now();
@@ -137,6 +162,9 @@ async fn all_given_up(end: &End, operations: Vec<JoinHandle<Error>>) {
 
 /// "Not ready" was its last word: waiting for a receiver without limit must not hide that nobody is there any more.
 async fn gives_a_stopped_receiver_up(rig: Rig, mut second: Second) {
+    if rig.skipped_on_nic(NIC_GOES_ON) {
+        return second.kill().await;
+    }
     let (end, remote) = meet(&rig, &mut second, short_budget).await;
     let operations = pending(&end, &remote);
     all_pending(&end).await;
@@ -172,6 +200,9 @@ async fn waits_for_a_stopped_peer(rig: Rig, mut second: Second) {
 }
 
 async fn notices_a_stopped_peer_by_probing(rig: Rig, mut second: Second) {
+    if rig.skipped_on_nic(NIC_GOES_ON) {
+        return second.kill().await;
+    }
     let probing = |settings| short_budget(settings).keepalive(Some(Duration::from_millis(100)));
     let (end, _) = meet(&rig, &mut second, probing).await;
     // Alive and silent: the probes are answered.
@@ -191,8 +222,8 @@ async fn notices_a_killed_peer_at_once(rig: Rig, mut second: Second) {
     let (end, _) = meet(&rig, &mut second, |settings| settings.keepalive(None)).await;
     second.kill().await;
     let reason = within(Duration::from_secs(5), end.closed()).await;
-    assert!(matches!(reason, CloseReason::LinkLost(_)), "{reason:?}");
-    assert!(reason.to_string().starts_with("the link to the peer is lost"), "{reason}");
+    assert!(lost(&rig, &reason), "{reason:?}");
+    assert!(rig.on_nic() || reason.to_string().starts_with("the link to the peer is lost"), "{reason}");
 }
 
 async fn connects_to_a_dead_address(rig: Rig, mut second: Second) {
@@ -209,7 +240,7 @@ async fn connects_to_a_dead_address(rig: Rig, mut second: Second) {
 
 async fn uses_the_other_process(rig: Rig, mut second: Second) {
     let (end, remote) = meet(&rig, &mut second, |settings| settings).await;
-    for len in [1, 7, 4096, 65_537, 10 << 20] {
+    for len in [1, 7, 4096, 65_537, LONG.min(end.max_message() as usize)] {
         let (received, sent) = tokio::join!(end.receive(end.buffer(len)), end.send(end.filled(len, 3)));
         sent.unwrap();
         assert_pattern(received.unwrap().message(), 3);
@@ -232,7 +263,7 @@ async fn echoes(rig: Rig, mut parent: Parent) {
     parent.say_region(&region.remote());
     let end = End::new(&server, listener.accept().await.unwrap());
     loop {
-        let received = end.receive(end.buffer(10 << 20)).await.unwrap();
+        let received = end.receive(end.buffer(LONG)).await.unwrap();
         if !received.in_buffer {
             parent.say(&format!("notice {}, counter {}", received.immediate.unwrap(), region.load(8).unwrap()));
             break;

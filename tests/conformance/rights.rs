@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::join;
-use tokio_rdma::{Access, CloseReason, Error, ExposedRegion, RemoteRegion, WcStatus};
+use tokio_rdma::{Access, CloseReason, Error, ExposedRegion, Provider, RemoteRegion, WcStatus};
 
 use crate::common::rig::contents;
 use crate::common::run::SOON;
@@ -29,7 +29,10 @@ async fn refused(pair: &Pair, error: Error, status: WcStatus) {
     assert!(error.is_caller_error(), "no reason to reconnect");
     within(SOON, async {
         assert_eq!(pair.client.closed().await, CloseReason::Failed(status));
-        assert_eq!(pair.server.closed().await, CloseReason::Failed(status));
+        let reason = pair.server.closed().await;
+        // A NIC may leave it to the peer's goodbye; Soft-RoCE has no event for a refused request.
+        let untold = pair.server.provider() == Provider::Verbs && reason == CloseReason::Peer;
+        assert!(untold || reason == CloseReason::Failed(status), "{reason:?}");
     })
     .await;
     assert_eq!(pair.client.close_reason(), Some(CloseReason::Failed(status)));
@@ -72,7 +75,10 @@ async fn claimed_rights_are_not_granted_rights(rig: Rig) {
                     pair.client.write_with_immediate(buffer, &forged, 1),
                     pair.server.receive(pair.server.buffer(8))
                 );
-                assert!(matches!(notice.unwrap_err().error(), Error::Closed { .. }));
+                // Soft-RoCE ends the receive that the notice would have used with the reason, others flush it.
+                let error = notice.unwrap_err();
+                let told = matches!(error.error(), Error::Completion { status: WcStatus::RemoteAccess, .. });
+                assert!(told && rig.on_nic() || matches!(error.error(), Error::Closed { .. }), "{error:?}");
                 written.unwrap_err().into()
             }
         };

@@ -44,7 +44,7 @@ async fn a_thousand_connections_on_one_device(rig: Rig) {
         .collect::<Vec<_>>();
     let (mut accepted, connected) = tokio::join!(accepting, connecting);
     // A limit on open descriptors would have been an error already.
-    assert!(descriptors() >= descriptors_before + 2 * COUNT);
+    assert!(rig.on_nic() || descriptors() >= descriptors_before + 2 * COUNT);
     assert_eq!(threads(), threads_before, "no thread per connection");
     // The handshakes' tasks are over.
     eventually(|| tasks() <= tasks_before, || (tasks(), tasks_before)).await;
