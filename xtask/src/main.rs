@@ -1,7 +1,9 @@
 //! Chores of the project: `cargo xtask --help`.
 
 mod bench;
+mod bindings;
 mod command;
+mod guest;
 mod test;
 mod workspace;
 
@@ -25,6 +27,10 @@ enum Chore {
     Test(test::Args),
     /// Measure, and say what is aimed at.
     Bench(bench::Args),
+    /// Write the bindings of libibverbs and librdmacm anew; only needed to add a symbol.
+    Bindings(bindings::Args),
+    /// Run things over Soft-RoCE in a QEMU guest.
+    Guest(guest::Args),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -33,5 +39,7 @@ fn main() -> anyhow::Result<ExitCode> {
     match cli.chore {
         Chore::Test(args) => test::run(&workspace, &args),
         Chore::Bench(args) => bench::run(&args),
+        Chore::Bindings(args) => bindings::run(&workspace, &args),
+        Chore::Guest(args) => guest::run(&workspace, &args),
     }
 }

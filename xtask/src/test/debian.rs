@@ -73,6 +73,33 @@ impl Rust {
         self.write_wrapper(&root)
     }
 
+    /// Adds std for the other architecture that this crate is for, so that what is only compiled there is compiled. `false` where
+    /// nothing may be fetched.
+    pub fn add_target(&self, tools: &Tools, debian: &str, target: &str) -> Result<bool> {
+        let root = self.dir.join("root");
+        if root.join("usr/lib/rustlib").join(target).exists() {
+            return Ok(true);
+        }
+        if !tools.may_install() || !tools.is_root() {
+            return Ok(false);
+        }
+        let package = self.dir.file_name().and_then(|name| name.strip_prefix("debian-rust-")).context("a version")?;
+        let archives = self.dir.join("archives");
+        fs::create_dir_all(&archives)?;
+        // For these two calls only: the system goes on without the other architecture.
+        let apt = || {
+            let native = Command::new("apt-get -o APT::Sandbox::User=root -o").arg("APT::Architectures::=amd64");
+            native.args("-o").arg(format!("APT::Architectures::={debian}"))
+        };
+        apt().args("update --quiet").run()?;
+        apt().args("download --quiet").arg(format!("libstd-rust-web-dev:{debian}={package}")).dir(&archives).run()?;
+        for archive in archives.read_dir_utf8()? {
+            Command::new("dpkg-deb --extract").arg(archive?.path()).arg(&root).run()?;
+        }
+        fs::remove_dir_all(&archives)?;
+        Ok(true)
+    }
+
     /// The libraries are where the system's loader does not look. Written last, when the compiler has run: it tells
     /// that all is there.
     fn write_wrapper(&self, root: &Utf8Path) -> Result<()> {

@@ -77,6 +77,12 @@ const STEPS: &[Step] = &[
     Step { name: "loom", about: "every interleaving of the tests named loom_*", check: dynamic::loom },
     Step { name: "miri", about: "undefined behaviour in the table and in memory", check: dynamic::miri },
     Step { name: "asan", about: "the tests under the address and leak sanitizers", check: dynamic::asan },
+    Step { name: "guest", about: "RDMA NICs: the tests over Soft-RoCE in a virtual machine", check: guest },
+    Step {
+        name: "icount",
+        about: "instructions of small operations over Soft-RoCE, beside what was accepted",
+        check: icount,
+    },
     Step { name: "tsan", about: "the tests under the thread sanitizer", check: dynamic::tsan },
 ];
 
@@ -98,6 +104,33 @@ pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
         report.add(step.name, (step.check)(workspace, &tools), start);
     }
     Ok(report.close())
+}
+
+/// Why there can be no guest, if so.
+fn no_guest(tools: &Tools) -> Option<&'static str> {
+    if !tools.may_install() {
+        return Some("it needs packages, and nothing may be installed");
+    }
+    (!cfg!(target_arch = "x86_64")).then_some("the guest is an x86_64 machine")
+}
+
+fn icount(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
+    if let Some(why) = no_guest(tools) {
+        return Ok(Outcome::skipped(why));
+    }
+    let (cases, incomparable) = crate::guest::count_instructions(workspace)?;
+    Ok(match incomparable {
+        None => Outcome::passed_with(format!("{cases} cases")),
+        Some(why) => Outcome::skipped(format!("{cases} cases were counted and compared with nothing: {why}")),
+    })
+}
+
+fn guest(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
+    if let Some(why) = no_guest(tools) {
+        return Ok(Outcome::skipped(why));
+    }
+    let outcome = crate::guest::check(workspace)?;
+    Ok(Outcome { skips: outcome.skips, ..Outcome::passed_with(format!("{} tests", outcome.passed)) })
 }
 
 impl Outcome {

@@ -83,10 +83,22 @@ pub fn msrv(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     let Some(toolchain) = tools.release(&version)? else {
         return Ok(Outcome::skipped(format!("neither rustup nor Debian has Rust {version} here")));
     };
-    let check = toolchain.cargo("check --package tokio-rdma --lib --all-features --target-dir");
-    check.arg(workspace.target.join("msrv")).run()?;
-    Ok(Outcome::passed_with(toolchain.version()?))
+    let check = || {
+        let check = toolchain.cargo("check --package tokio-rdma --lib --all-features --target-dir");
+        check.arg(workspace.target.join("msrv"))
+    };
+    check().run()?;
+    let mut outcome = Outcome::passed_with(toolchain.version()?);
+    // The layouts of libibverbs' types are asserted where they are compiled, so checking is a test of them.
+    let debian = tools.debian(Some(&version))?.filter(|_| cfg!(target_arch = "x86_64"));
+    match debian.map(|debian| debian.add_target(tools, "arm64", AARCH64)).transpose()? {
+        Some(true) => drop(check().args("--target").arg(AARCH64).run()?),
+        _ => outcome.skips.push(format!("{AARCH64}: there is no std for it here")),
+    }
+    Ok(outcome)
 }
+
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
 /// The promised version without its patch level: `1.85`.
 fn msrv_version(workspace: &Workspace) -> Result<String> {

@@ -1,0 +1,53 @@
+//! Programs to test against and to measure beside, and our own that is measured.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
+
+use crate::command::Command;
+
+/// What async-rdma is built with, as Debian's packages.
+const PACKAGES: &str = "libclang-dev libibverbs-dev librdmacm-dev pkg-config make gcc";
+
+/// rdma-core's own example of two programs that play ping-pong.
+pub fn pingpong() -> Result<Utf8PathBuf> {
+    super::install("ibverbs-utils")?;
+    Ok(Command::new("sh -c").arg("command -v ibv_rc_pingpong").stdout()?.trim().into())
+}
+
+/// The program of the crate async-rdma, built: see `peers/async-rdma/README.md`.
+pub fn async_rdma() -> Result<Utf8PathBuf> {
+    super::install(PACKAGES)?;
+    // Its folder has settings that its build needs, and its lock file is the only one that works.
+    let build = Command::new("cargo build --release --locked --message-format=json").dir("peers/async-rdma");
+    let mut program = None;
+    for message in cargo_metadata::Message::parse_stream(build.stdout()?.as_bytes()) {
+        if let cargo_metadata::Message::CompilerArtifact(artifact) = message? {
+            program = artifact.executable.or(program);
+        }
+    }
+    program.context("cargo built no program in peers/async-rdma")
+}
+
+/// `peers/c/verbs.c`, built into `dir`.
+pub fn c_loop(dir: &Utf8Path) -> Result<Utf8PathBuf> {
+    super::install("gcc libc6-dev libibverbs-dev")?;
+    let program = dir.join("c-loop");
+    Command::new("cc -O2 -Wall -o").arg(&program).args("peers/c/verbs.c -libverbs").run()?;
+    Ok(program)
+}
+
+/// The library's own benchmark `verbs`, built, under a name that stays the same from build to build.
+pub fn ours(dir: &Utf8Path) -> Result<Utf8PathBuf> {
+    let build = Command::new("cargo bench --no-run --message-format=json --package tokio-rdma --bench verbs");
+    let mut built = None;
+    for message in cargo_metadata::Message::parse_stream(build.stdout()?.as_bytes()) {
+        if let cargo_metadata::Message::CompilerArtifact(artifact) = message? {
+            built = artifact.executable.or(built);
+        }
+    }
+    let program = dir.join("ours");
+    fs::copy(built.context("cargo built no benchmark")?, &program)?;
+    Ok(program)
+}
