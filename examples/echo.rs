@@ -5,8 +5,9 @@ use tokio_rdma::{Access, Connection, Device, Listener, RemoteRegion, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let pd = Device::open_default()?.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0").await?;
+    let device = Device::open_default()?;
+    let pd = device.alloc_pd()?;
+    let listener = Listener::bind(&pd, device.local_address(0)?).await?;
     let address = listener.local_address().clone();
 
     let server = tokio::spawn(async move {

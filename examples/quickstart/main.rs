@@ -37,9 +37,9 @@ struct Options {
     #[arg(long)]
     role: Option<Role>,
 
-    /// Where the server listens: IP:PORT, HOST:PORT or unix:PATH; port 0 takes a free one
-    #[arg(long, default_value = "127.0.0.1:0", value_parser = |text: &str| text.into_address())]
-    address: Address,
+    /// Where the server listens: IP:PORT, HOST:PORT or unix:PATH; port 0 takes a free one. Without it, at the device's own address
+    #[arg(long, value_parser = |text: &str| text.into_address())]
+    address: Option<Address>,
 
     /// The file that the client moves; without it, this program's own executable
     #[arg(long)]
@@ -97,11 +97,13 @@ async fn main() -> ExitCode {
 }
 
 async fn client_alone(options: &Options) -> Result<()> {
-    if matches!(options.address, Address::Ip(address) if address.port() == 0) {
-        bail!("a client needs --address, as the server printed it");
-    }
+    let address = match &options.address {
+        None => bail!("a client needs --address, as the server printed it"),
+        Some(Address::Ip(address)) if address.port() == 0 => bail!("a client needs the port that the server printed"),
+        Some(address) => address.clone(),
+    };
     let file = client::load(options.file.as_deref())?;
-    client::run(options, options.address.clone(), file).await
+    client::run(options, address, file).await
 }
 
 /// The client here, the server in a process of its own.
@@ -131,7 +133,8 @@ async fn both(options: &Options) -> Result<()> {
 async fn start_server(options: &Options) -> Result<(Child, BufReader<ChildStdout>, Address)> {
     let program = std::env::current_exe().context("find this program's own path")?;
     let mut command = Command::new(program);
-    command.args(["--role", "server", "--address", &options.address.to_string()]);
+    command.args(["--role", "server"]);
+    command.args(options.address.iter().flat_map(|address| ["--address".to_owned(), address.to_string()]));
     command.args(["--timeout", &options.timeout.to_string(), "--wait", &options.timeout.to_string()]);
     command.args(options.device.iter().flat_map(|name| ["--device", name]));
     // Otherwise a server would outlive a client that fails before it connects.

@@ -21,10 +21,11 @@ const RNR_TIMER: Duration = Duration::from_micros(80);
 
 /// Serves one client, from its first request to its farewell.
 pub async fn run(options: &Options) -> Result<()> {
-    let pd = options.open_device()?.alloc_pd()?;
+    let device = options.open_device()?;
+    let pd = device.alloc_pd()?;
+    let address = options.address.clone().map_or_else(|| device.local_address(0), Ok)?;
     let settings = Listener::builder(&pd).connections(|connections| connections.rnr_timer(RNR_TIMER));
-    let listener =
-        settings.bind(options.address.clone()).await.context("cannot listen; --address names another place")?;
+    let listener = settings.bind(address).await.context("cannot listen; --address names another place")?;
     let mut stdout = std::io::stdout();
     writeln!(stdout, "{LISTENING}{}", listener.local_address()).and_then(|()| stdout.flush()).context("print")?;
 
