@@ -250,7 +250,8 @@ fn a_goodbye_is_told_from_a_lost_link() {
         let (a, b) = pair(link);
         let memory = Memory::new(&a, 1 << 20);
         let target = Memory::new(&b, 1 << 20);
-        a.receive(1, memory.whole());
+        let answer = Memory::new(&a, 16);
+        a.receive(1, answer.whole());
         // Something to read is left on the other side: closing must not reset the connection.
         a.send(2, memory.whole());
         b.receive(3, target.whole());
