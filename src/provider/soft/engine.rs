@@ -67,8 +67,14 @@ impl Control {
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN).map_err(|e| failed(e.into()))?;
         let (stopped, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
         let control = Arc::new(Self { epoll, wake, stopped, arrivals: Mutex::default(), rounds });
-        let engine =
-            Engine { control: Arc::clone(&control), queues: Vec::new(), lingering: Vec::new(), pairs: Vec::new() };
+        // With room from the start: on a busy host the thread gets its first turn when operations run already, and they allocate
+        // nothing.
+        let engine = Engine {
+            control: Arc::clone(&control),
+            queues: Vec::with_capacity(4),
+            lingering: Vec::new(),
+            pairs: Vec::with_capacity(16),
+        };
         std::thread::Builder::new().name("rdma-soft".into()).spawn(move || engine.run()).map_err(failed)?;
         Ok(control)
     }
