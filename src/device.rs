@@ -327,7 +327,7 @@ impl DeviceBuilder {
         let cpus: Option<Arc<[usize]>> = if self.pinned { Some(context.local_cpus()?.into()) } else { None };
         let queues = (self.vector..)
             .take(self.queues)
-            .map(|vector| CompletionQueue::new(&context, self.mode, vector % vectors, cpus.clone()).map(Arc::new))
+            .map(|vector| CompletionQueue::new(&context, self.mode, vector, cpus.clone()).map(Arc::new))
             .collect::<Result<_>>()?;
         Ok(Device {
             inner: Arc::new(DeviceInner { context, queues, next_queue: AtomicU64::new(0), keepalive: Arc::default() }),

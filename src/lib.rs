@@ -72,6 +72,7 @@
 compile_error!("tokio-rdma runs on Linux: its devices and completion channels are Linux interfaces");
 
 mod address;
+mod affinity;
 #[cfg(feature = "async-rdma")]
 pub mod async_rdma;
 mod completion;

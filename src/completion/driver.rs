@@ -14,6 +14,7 @@ use futures::task::AtomicWaker;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::affinity::pin_this_thread;
 use crate::completion::mode::CompletionMode;
 use crate::completion::queue::{CompletionQueue, advance};
 use crate::error::{CloseReason, Error, Result};
@@ -248,15 +249,6 @@ async fn sleep(channel: &mut Channel, queue: &CompletionQueue) -> Result<()> {
         channel.take_events()?;
     }
     Ok(())
-}
-
-/// From now on the calling thread runs on these CPUs only, if it may.
-pub(crate) fn pin_this_thread(cpus: &[usize]) {
-    let mut set = rustix::thread::CpuSet::new();
-    cpus.iter().filter(|&&cpu| cpu < rustix::thread::CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
-    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::warn!(?cpus, %error, "cannot pin a thread");
-    }
 }
 
 fn poll_forever(queue: &CompletionQueue, cpu: Option<usize>) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use crate::completion::pair::{BatchMember, QueuePair};
-use crate::completion::table::{Outcome, Signal, Ticket};
+use crate::completion::table::{Effects, Outcome, Signal, Ticket};
 use crate::error::{Error, Result};
 use crate::memory::{AnyBuffer, RemoteRegion, SourceBuffer, TargetBuffer};
 use crate::op::core::{Op, Verb};
@@ -125,7 +125,11 @@ impl Batch {
     }
 
     fn refuse(&mut self, outcome: &Outcome) {
-        pieces::refuse(&self.pair, self.members.drain(..), outcome);
+        let mut effects = Effects::default();
+        for member in self.members.drain(..) {
+            self.pair.send.refuse(member.key, outcome.clone(), &mut effects);
+        }
+        effects.run();
     }
 }
 

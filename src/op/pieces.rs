@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::completion::pair::{BatchMember, QueuePair};
-use crate::completion::table::{Effects, Key, Outcome, Refused, Signal};
+use crate::completion::table::{Key, Outcome, Refused, Signal};
 use crate::error::WcStatus;
 use crate::memory::AnyBuffer;
 use crate::op::core::Verb;
@@ -119,15 +119,6 @@ fn undo(
     members.truncate(start);
     earlier.abandon(pair);
     buffer
-}
-
-/// Takes members out of a batch that is not going to be posted.
-pub(crate) fn refuse(pair: &QueuePair, members: impl IntoIterator<Item = BatchMember>, outcome: &Outcome) {
-    let mut effects = Effects::default();
-    for member in members {
-        pair.send.refuse(member.key, outcome.clone(), &mut effects);
-    }
-    effects.run();
 }
 
 /// The same operation, so many bytes further on in the peer's memory.

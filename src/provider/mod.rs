@@ -520,7 +520,7 @@ impl Qp {
 
     /// Moves the queue pair to the error state: every outstanding request completes as flushed, the peer is told,
     /// and when this returns the provider touches no buffer of this queue pair any more (`true`), or will only let go of them
-    /// when the queue pair is dropped (`false`). Idempotent: the first reason stays.
+    /// when the queue pair is destroyed (`false`). Idempotent: the first reason stays.
     pub(crate) fn fail(&self, reason: CloseReason) -> bool {
         either!(self, inner => inner.fail(reason))
     }

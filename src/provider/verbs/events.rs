@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::device::OpenDevice;
 use super::sys;
-use crate::completion::driver::pin_this_thread;
+use crate::affinity::pin_this_thread;
 use crate::error::{CloseReason, Error, Result, WcStatus};
 
 /// The running thread; dropping this ends it.
