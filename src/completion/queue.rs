@@ -1,7 +1,7 @@
 //! A completion queue and its dispatcher: whoever looks takes every completion there is, for everybody.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::completion::driver::Kick;
 use crate::completion::mode::CompletionMode;
@@ -53,6 +53,8 @@ pub(crate) struct CompletionQueue {
     seed: AtomicU32,
     /// Polling has failed, so no completion is to be had any more.
     broken: AtomicBool,
+    /// Threads that drop buffers nobody waits for, which the tables have let go of already.
+    releasing: AtomicUsize,
     /// Pairs that are to be closed, and whether somebody is at it.
     ended: Mutex<Vec<Arc<QueuePair>>>,
     ending: AtomicBool,
@@ -92,6 +94,7 @@ impl CompletionQueue {
             depth: AtomicU32::new(0),
             seed: AtomicU32::new(0),
             broken: AtomicBool::new(false),
+            releasing: AtomicUsize::new(0),
             ended: Mutex::default(),
             ending: AtomicBool::new(false),
             counters: QueueCounters::default(),
@@ -198,6 +201,13 @@ impl CompletionQueue {
         }
     }
 
+    /// Whether buffers of operations that have ended are being dropped at this moment.
+    ///
+    /// A thread that needs to know of an end may find the tables empty while another still drops what was in them.
+    pub(crate) fn releasing(&self) -> bool {
+        self.releasing.load(Ordering::SeqCst) > 0
+    }
+
     /// A number for the tables of a new queue pair that differs from those of the pairs before it.
     pub(crate) fn next_seed(&self) -> u32 {
         // An odd step far from 1, since generations grow by 1.
@@ -232,9 +242,17 @@ impl CompletionQueue {
         let ended = if dispatcher.failed.is_empty() { None } else { Some(dispatcher.take_ended()) };
         // Only who holds the dispatcher counts this.
         advance(&self.counters.looks, 1);
+        // Said before anybody else can find the tables empty.
+        let releases = effects.has_owners();
+        if releases {
+            self.releasing.fetch_add(1, Ordering::SeqCst);
+        }
         drop(guard);
         if !effects.is_empty() {
             effects.run();
+        }
+        if releases {
+            self.releasing.fetch_sub(1, Ordering::SeqCst);
         }
         if !effects.on_the_heap() {
             std::mem::forget(effects);

@@ -141,6 +141,12 @@ impl<B> Effects<B> {
         self.wakers.is_empty() && self.owners.is_empty()
     }
 
+    /// Whether there are buffers to drop.
+    #[inline]
+    pub(crate) fn has_owners(&self) -> bool {
+        !self.owners.is_empty()
+    }
+
     /// Whether dropping it, once it has run, gives memory back. That takes longer to find out by dropping it than to ask.
     #[inline]
     pub(crate) fn on_the_heap(&self) -> bool {

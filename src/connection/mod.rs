@@ -251,13 +251,17 @@ impl Connection {
         self.inner.pair.close(reason);
     }
 
-    /// Resolves when the connection has ended, with the reason. Cancel safe.
+    /// Resolves when the connection has ended and no buffer of it is in use any more, with the reason. Cancel safe.
     pub async fn closed(&self) -> CloseReason {
         let mut closed = self.inner.pair.closed();
-        match closed.wait_for(Option::is_some).await.map(|reason| reason.clone()) {
+        let reason = match closed.wait_for(Option::is_some).await.map(|reason| reason.clone()) {
             Ok(Some(reason)) => reason,
             _ => CloseReason::Local,
+        };
+        while self.inner.pair.queue().releasing() {
+            tokio::task::yield_now().await;
         }
+        reason
     }
 
     /// Why the connection has ended, or `None` while it works.
