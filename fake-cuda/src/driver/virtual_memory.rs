@@ -1,0 +1,167 @@
+//! Addresses and memory taken apart: `cuMemCreate` and its like.
+//!
+//! The memory of a handle stands behind the addresses that it is mapped at: it has one place at a time, and begins
+//! anew in the next.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use super::memory::{self, Kind};
+use super::registry::Registry;
+use super::window::LARGE_PAGE;
+use super::{Code, In, Out, Result, context, device, driver, lock};
+
+/// What memory a program wants, as the driver API lays it out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Properties {
+    kind: u32,
+    handle_types: u32,
+    location_kind: u32,
+    location: i32,
+    win32: usize,
+    compression: u8,
+    gdr: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+/// CU_MEM_ALLOCATION_TYPE_PINNED, the only one, and CU_MEM_LOCATION_TYPE_DEVICE.
+const PINNED: u32 = 1;
+const ON_DEVICE: u32 = 1;
+
+impl Properties {
+    fn pinned(device: usize, gdr: bool) -> Self {
+        let location = device as i32;
+        let (handle_types, win32, compression, usage, reserved) = (0, 0, 0, 0, [0; 4]);
+        let (kind, location_kind, gdr) = (PINNED, ON_DEVICE, u8::from(gdr));
+        Self { kind, handle_types, location_kind, location, win32, compression, gdr, usage, reserved }
+    }
+
+    fn device(&self) -> Result<usize> {
+        if self.kind != PINNED || self.location_kind != ON_DEVICE {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        device::get(self.location)?;
+        Ok(self.location as usize)
+    }
+}
+
+/// Memory without addresses.
+struct Memory {
+    handle: usize,
+    len: u64,
+    device: usize,
+    properties: Properties,
+}
+
+static MEMORY: Registry<Memory> = Registry::new("memory handle", 0x7000_0000);
+
+/// Addresses without memory: where they begin, how many, and whose they are.
+static RESERVED: Mutex<BTreeMap<u64, (u64, usize)>> = Mutex::new(BTreeMap::new());
+
+fn reserved_device(address: u64, len: u64) -> Result<usize> {
+    let reserved = lock(&RESERVED);
+    let (&start, &(room, device)) = reserved.range(..=address).next_back().ok_or(Code::INVALID_VALUE)?;
+    let fits = len <= room && address - start <= room - len;
+    if fits { Ok(device) } else { Err(Code::INVALID_VALUE) }
+}
+
+fn check_multiple(number: u64) -> Result {
+    if number > 0 && number % LARGE_PAGE == 0 { Ok(()) } else { Err(Code::INVALID_VALUE) }
+}
+
+driver! {
+    fn cuMemGetAllocationGranularity(granularity: Out<usize>, properties: In<Properties>, _option: u32) {
+        properties.get(0)?.device()?;
+        granularity.put(LARGE_PAGE as usize)
+    }
+
+    fn cuMemCreate(handle: Out<u64>, len: usize, properties: In<Properties>, flags: u64) {
+        let properties = properties.get(0)?;
+        let device = properties.device()?;
+        check_multiple(len as u64)?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let memory = MEMORY.insert(|handle| Memory { handle, len: len as u64, device, properties });
+        handle.put(memory.handle as u64)
+    }
+
+    // Memory that is mapped stays until it is unmapped.
+    fn cuMemRelease(handle: u64) {
+        MEMORY.remove(handle as usize).map(|_| ())
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: u64) {
+        properties.put(MEMORY.get(handle as usize)?.properties)
+    }
+
+    // How a program learns that an address is of this kind. The handle is a new one, to be released again.
+    fn cuMemRetainAllocationHandle(handle: Out<u64>, address: u64) {
+        let found = memory::find(address).ok_or(Code::INVALID_VALUE)?;
+        let Kind::Mapped { gdr } = found.kind else { return Err(Code::INVALID_VALUE) };
+        let properties = Properties::pinned(found.device, gdr);
+        let memory = MEMORY.insert(|handle| Memory { handle, len: found.len, device: found.device, properties });
+        handle.put(memory.handle as u64)
+    }
+
+    // The addresses are of the thread's device, or without a context of the first.
+    fn cuMemAddressReserve(address: Out<u64>, len: usize, align: usize, _wish: u64, flags: u64) {
+        check_multiple(len as u64)?;
+        if flags != 0 || align != 0 && !align.is_power_of_two() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let device = context::current().map_or(0, |context| context.device);
+        let align = LARGE_PAGE.max(align as u64);
+        if len as u64 > device::memory_size() || align > device::memory_size() {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        let start = device::window(device).take(len as u64, align).ok_or(Code::OUT_OF_MEMORY)?;
+        lock(&RESERVED).insert(start, (len as u64, device));
+        address.put(start)
+    }
+
+    fn cuMemAddressFree(address: u64, len: usize) {
+        let mut reserved = lock(&RESERVED);
+        let &(room, device) = reserved.get(&address).ok_or(Code::INVALID_VALUE)?;
+        if room != len as u64 || memory::overlaps(address, room) {
+            return Err(Code::INVALID_VALUE);
+        }
+        reserved.remove(&address);
+        device::window(device).give_back(address, room);
+        Ok(())
+    }
+
+    fn cuMemMap(address: u64, len: usize, offset: usize, handle: u64, flags: u64) {
+        let memory = MEMORY.get(handle as usize)?;
+        let context = context::usable()?;
+        let device = reserved_device(address, len as u64)?;
+        check_multiple(len as u64)?;
+        let whole = offset == 0 && len as u64 == memory.len;
+        if flags != 0 || !whole || device != memory.device || memory::overlaps(address, len as u64) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let kind = Kind::Mapped { gdr: memory.properties.gdr != 0 };
+        memory::insert(address, len as u64, kind, device, context.handle, 0);
+        Ok(())
+    }
+
+    // It waits, as cuMemFree does.
+    fn cuMemUnmap(address: u64, len: usize) {
+        let found = memory::find(address).ok_or(Code::INVALID_VALUE)?;
+        let whole = found.address == address && found.len == len as u64;
+        if !whole || !matches!(found.kind, Kind::Mapped { .. }) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let result = context::find(found.context)?.synchronize();
+        memory::free(&found);
+        result
+    }
+
+    fn cuMemSetAccess(address: u64, len: usize, _access: usize, count: usize) {
+        let found = memory::find(address).ok_or(Code::INVALID_VALUE)?;
+        let fits = len as u64 <= found.len - (address - found.address);
+        if fits && count > 0 && matches!(found.kind, Kind::Mapped { .. }) { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    }
+}
