@@ -141,6 +141,7 @@ impl WcStatus {
                 "the peer cannot carry this request out: check its length, its alignment and the peer's limits"
             }
             Self::RemoteOperation => "the peer could not complete the request",
+            Self::Fatal => "the device, or the GPU whose memory this is, does not work any more",
             Self::RetryExceeded => {
                 "the peer did not answer within timeout x (retry_count + 1): is it alive and reachable?"
             }
@@ -371,6 +372,11 @@ pub enum Error {
         hint: &'static str,
     },
 
+    /// A GPU, its driver or its memory.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Gpu(Box<crate::gpu::GpuError>),
+
     /// The system refused.
     #[error("{operation} {target}: {cause}")]
     Io {
@@ -397,6 +403,8 @@ impl Error {
             | Self::Descriptor { .. }
             | Self::UnknownDevice { .. }
             | Self::Unsupported { .. } => true,
+            #[cfg(feature = "cuda")]
+            Self::Gpu(error) => error.is_caller_error(),
             _ => false,
         }
     }

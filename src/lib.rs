@@ -64,6 +64,7 @@
 //! # Features
 //!
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
+//! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
 //! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`] and [`QueuePairEndpoint`].
 #![deny(unsafe_code)]
 #![doc(test(attr(deny(warnings), allow(dead_code))))]
@@ -79,6 +80,8 @@ mod completion;
 mod connection;
 mod device;
 mod error;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 mod memory;
 pub mod op;
 mod provider;

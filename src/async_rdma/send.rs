@@ -44,6 +44,11 @@ impl Peer {
             let error = Error::Limit { operation: SEND, what: "length", value: length, limit, hint };
             return Err(OpError::new(error, B::from_any(any)));
         }
+        if !any.is_of_host() {
+            let reason = "a message of this protocol begins with a header in host memory: copy the bytes to a Buffer";
+            let error = Error::Invalid { operation: SEND, reason: reason.to_owned() };
+            return Err(OpError::new(error, B::from_any(any)));
+        }
         let (kind, segments) = Kind::take_apart(any);
         match shared.call(SEND, Request::Data { length }, segments, immediate).await {
             Ok((Response::Data { status: 0 }, segments)) => match B::from_any(kind.put_together(segments)) {
@@ -94,6 +99,9 @@ impl Kind {
             AnyBuffer::Buffer(buffer) => (Self::One, vec![buffer.into()]),
             AnyBuffer::Shared(shared) => (Self::One, vec![shared.into()]),
             AnyBuffer::List(list) => (Self::List, list.into_segments()),
+            // Refused before.
+            #[cfg(feature = "cuda")]
+            AnyBuffer::Gpu(_) => (Self::List, Vec::new()),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::piece::Piece;
 use super::{Buffer, SgList, SgSegment, SharedBuffer};
 use crate::error::{Error, Operation, Result};
+use crate::op::role::Role;
 use crate::provider::SgeList;
 
 /// The memory of one operation, or none. Moves without allocating, whatever is inside.
@@ -15,6 +16,8 @@ pub enum AnyBuffer {
     Buffer(Buffer),
     Shared(SharedBuffer),
     List(SgList),
+    #[cfg(feature = "cuda")]
+    Gpu(crate::gpu::GpuBuffer),
 }
 
 impl AnyBuffer {
@@ -29,10 +32,33 @@ impl AnyBuffer {
                 sges.extend(list.segments().iter().filter_map(|segment| segment.piece().sge()));
                 None
             }
+            #[cfg(feature = "cuda")]
+            Self::Gpu(buffer) => buffer.sge(),
         };
         if let Some(entry) = entry {
             sges.push(entry);
         }
+    }
+
+    /// Whether the CPU can read the bytes: only then may they go inline.
+    #[inline]
+    pub(crate) fn is_of_host(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if let Self::Gpu(_) = self {
+            return false;
+        }
+        true
+    }
+
+    /// Whether the operation may be posted as far as the buffer is concerned: memory of a GPU has to be made ready first.
+    #[inline]
+    pub(crate) fn check_ready(&self, operation: &'static str, role: Role) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Self::Gpu(buffer) = self {
+            return buffer.check_ready(operation, role);
+        }
+        let _ = (operation, role);
+        Ok(())
     }
 
     /// How many scatter/gather entries that makes.
@@ -58,6 +84,8 @@ impl AnyBuffer {
             Self::Buffer(buffer) => check(buffer.piece()),
             Self::Shared(shared) => check(shared.piece()),
             Self::List(list) => list.segments().iter().try_for_each(|segment| check(segment.piece())),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(buffer) => check(buffer.piece()),
         }
     }
 
@@ -67,6 +95,8 @@ impl AnyBuffer {
             Self::None | Self::Buffer(_) => None,
             Self::Shared(_) => Some(0),
             Self::List(list) => list.segments().iter().position(|segment| matches!(segment, SgSegment::Shared(_))),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(_) => None,
         };
         match read_only {
             Some(index) => Err(Error::Invalid {
@@ -87,6 +117,8 @@ impl AnyBuffer {
             Self::List(list) => {
                 list.segments().iter().map(|segment| of(segment.piece())).fold(0, usize::saturating_add)
             }
+            #[cfg(feature = "cuda")]
+            Self::Gpu(buffer) => of(buffer.piece()),
         }
     }
 }

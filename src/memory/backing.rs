@@ -3,6 +3,9 @@
 //! Invariant of [`Memory`]: `ptr` is valid for reads and writes of `len` initialised bytes, `1 <= len <= isize::MAX`,
 //! until it is dropped; nobody else reaches them meanwhile; and the pointer is the allocation's own,
 //! so that pointers derived from it may go anywhere inside.
+//!
+//! Memory of a device is the exception: there the pointer is an address that only the device understands. Pieces of it are held by
+//! types that never dereference them.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -95,6 +98,13 @@ impl Memory {
     /// The type's invariant holds for `ptr` and `len` until `owner` is dropped.
     pub(super) unsafe fn foreign(ptr: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Self {
         Self { ptr, len, owner: Owner::Foreign { _owner: owner } }
+    }
+
+    /// Memory of a device, at an address of the device's, that `owner` keeps allocated. It is not empty.
+    #[cfg(feature = "cuda")]
+    pub(super) fn of_device(address: u64, len: usize, owner: Box<dyn Send + Sync>) -> Option<Self> {
+        let ptr = NonNull::new(std::ptr::without_provenance_mut(usize::try_from(address).ok()?))?;
+        Some(Self { ptr, len, owner: Owner::Foreign { _owner: owner } })
     }
 
     pub(super) fn ptr(&self) -> NonNull<u8> {

@@ -184,7 +184,7 @@ impl ProtectionDomain {
     }
 
     /// Refuses lengths that no region can have.
-    pub(super) fn check_length(&self, operation: &'static str, len: u64) -> Result<()> {
+    pub(crate) fn check_length(&self, operation: &'static str, len: u64) -> Result<()> {
         if len == 0 {
             let hint = "memory of 0 bytes cannot be registered; the smallest length is 1";
             return Err(Error::Limit { operation, what: "length", value: 0, limit: 1, hint });

@@ -16,7 +16,7 @@
 //! | `buffer`, `shared`, `pool` | owned, read-only and pooled buffers |
 //! | `exposed`, `cells`, `remote` | memory that a peer may use; how this side shares it; its description |
 //! | `any`, `sglist`, `traits` | what an operation accepts |
-//! | `dma` | where the software NIC reads and writes |
+//! | `dma`, `device` | where the software NIC reads and writes: memory of the host, and of other devices |
 
 mod access;
 mod any;
@@ -24,10 +24,11 @@ mod backing;
 mod buffer;
 mod cells;
 mod chunks;
+pub(crate) mod device;
 pub(crate) mod dma;
 mod domain;
 mod exposed;
-mod piece;
+pub(crate) mod piece;
 mod pool;
 mod range;
 mod region;
@@ -49,5 +50,5 @@ pub use region::MemoryRegion;
 pub use remote::RemoteRegion;
 pub use sglist::{SgList, SgSegment};
 pub use shared::SharedBuffer;
-pub(crate) use traits::Operand;
+pub(crate) use traits::{Landed, Operand};
 pub use traits::{SourceBuffer, TargetBuffer};

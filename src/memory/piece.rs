@@ -19,7 +19,7 @@ use super::region::MemoryRegion;
 use crate::error::Result;
 use crate::provider::Sge;
 
-pub(super) struct Piece {
+pub(crate) struct Piece {
     region: MemoryRegion,
     chunk: u32,
     ptr: NonNull<u8>,
@@ -34,7 +34,7 @@ unsafe impl Sync for Piece {}
 
 /// Why two pieces do not make one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Apart {
+pub(crate) enum Apart {
     Region,
     Chunk,
     Bytes,
@@ -49,8 +49,7 @@ impl Piece {
     /// `len` is at most the region's stride.
     pub(super) unsafe fn of_chunk(region: MemoryRegion, chunk: u32, len: usize) -> Self {
         region.domain().live().buffers.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: every chunk of a region lies inside its memory.
-        let ptr = unsafe { region.ptr().add(chunk as usize * region.stride()) };
+        let ptr = further(region.ptr(), chunk as usize * region.stride());
         Self { region, chunk, ptr, len }
     }
 
@@ -87,8 +86,7 @@ impl Piece {
         // The region's count first: it is the one that catches an overflow.
         let region = self.region.clone();
         region.chunks().add_piece(self.chunk);
-        // SAFETY: `start <= len`, so this is inside the chunk or just behind it.
-        let ptr = unsafe { self.ptr.add(range.start) };
+        let ptr = further(self.ptr, range.start);
         Self { region, chunk: self.chunk, ptr, len: range.end - range.start }
     }
 
@@ -118,6 +116,13 @@ impl Piece {
     pub(super) fn is_only(&self) -> bool {
         self.region.chunks().is_only_piece(self.chunk)
     }
+}
+
+/// So many bytes on, inside of a region's memory or just behind it. Wrapping, since memory of a device is no allocation of this
+/// process, in which alone pointers may be added to in the stricter way.
+fn further(ptr: NonNull<u8>, bytes: usize) -> NonNull<u8> {
+    // SAFETY: no memory ends at the end of the address space, so this is not null.
+    unsafe { NonNull::new_unchecked(ptr.as_ptr().wrapping_add(bytes)) }
 }
 
 impl Drop for Piece {

@@ -33,8 +33,13 @@ impl MemoryRegion {
     pub(super) fn new(domain: &ProtectionDomain, memory: Memory, chunks: Chunks, stride: usize) -> Result<Self> {
         debug_assert!(chunks.count().checked_mul(stride).is_some_and(|len| len <= memory.len()));
         let mr = domain.provider().register(Segment::new(memory.ptr().as_ptr(), memory.len()))?;
+        Ok(Self::registered(domain, mr, memory, chunks, stride))
+    }
+
+    /// The same for memory that was registered already.
+    pub(super) fn registered(domain: &ProtectionDomain, mr: Mr, memory: Memory, chunks: Chunks, stride: usize) -> Self {
         let counted = Counted::new(domain, |live| &live.regions);
-        Ok(Self(Arc::new(Registration { mr, memory, chunks, stride, counted })))
+        Self(Arc::new(Registration { mr, memory, chunks, stride, counted }))
     }
 
     /// The key that proves to the device that this side's memory is registered.
@@ -42,7 +47,7 @@ impl MemoryRegion {
         self.0.mr.lkey()
     }
 
-    /// Address of the first byte, in this process.
+    /// Address of the first byte, in this process; of memory of a GPU, the address that the GPU knows it by.
     pub fn address(&self) -> u64 {
         self.ptr().as_ptr() as u64
     }

@@ -83,7 +83,7 @@ impl RemoteRegion {
     }
 
     /// Describes memory of this process, which never reaches the end of the address space.
-    pub(super) fn of_local(address: u64, length: u64, rkey: u32, access: Access) -> Self {
+    pub(crate) fn of_local(address: u64, length: u64, rkey: u32, access: Access) -> Self {
         debug_assert!(address.checked_add(length).is_some() && Access::all().contains(access));
         Self { address, length, rkey, access }
     }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use crate::completion::pair::{BatchMember, QueuePair};
 use crate::completion::table::{Effects, Outcome, Signal, Ticket};
 use crate::error::{Error, Result};
-use crate::memory::{AnyBuffer, RemoteRegion, SourceBuffer, TargetBuffer};
+use crate::memory::{AnyBuffer, Operand, RemoteRegion, SourceBuffer, TargetBuffer};
 use crate::op::core::{Op, Verb};
 use crate::op::pieces;
 use crate::op::{CompareSwapOp, FetchAddOp, ReadOp, SendOp, WriteOp};
@@ -17,7 +17,7 @@ use crate::op::{CompareSwapOp, FetchAddOp, ReadOp, SendOp, WriteOp};
 /// Collects operations and posts them together, in order, with one doorbell.
 ///
 /// Each method takes its buffer and returns the member's future at once; the futures get going when the batch is posted,
-/// and can be awaited in any order. A member that is refused right away (too long, a foreign buffer, a missing right) is not part of
+/// and can be awaited in any order. A member that is refused right away (too long, a foreign buffer, a missing right, memory that a GPU is busy with) is not part of
 /// the batch: its future says why, and gives the buffer back.
 ///
 /// # Cancel safety
@@ -38,23 +38,23 @@ impl Batch {
 
     /// Adds a Send; see [`Connection::send`](crate::Connection::send).
     pub fn send<B: SourceBuffer>(&mut self, buffer: B) -> SendOp<B> {
-        SendOp::new(self.add(Verb::Send { imm: None }, buffer.into_any(), Signal::Own))
+        SendOp::new(self.add_buffer(Verb::Send { imm: None }, buffer, Signal::Own))
     }
 
     /// Adds a Send with immediate data; see [`Connection::send_with_immediate`](crate::Connection::send_with_immediate).
     pub fn send_with_immediate<B: SourceBuffer>(&mut self, buffer: B, immediate: u32) -> SendOp<B> {
-        SendOp::new(self.add(Verb::Send { imm: Some(immediate) }, buffer.into_any(), Signal::Own))
+        SendOp::new(self.add_buffer(Verb::Send { imm: Some(immediate) }, buffer, Signal::Own))
     }
 
     /// Adds a Write; see [`Connection::write`](crate::Connection::write).
     pub fn write<B: SourceBuffer>(&mut self, buffer: B, remote: &RemoteRegion) -> WriteOp<B> {
-        WriteOp::new(self.add(Verb::Write { remote: *remote, imm: None }, buffer.into_any(), Signal::Own))
+        WriteOp::new(self.add_buffer(Verb::Write { remote: *remote, imm: None }, buffer, Signal::Own))
     }
 
     /// Adds a Write without a completion of its own: its future resolves together with the next member that has one
     /// (the last member always has). Saves the device a completion.
     pub fn write_unsignaled<B: SourceBuffer>(&mut self, buffer: B, remote: &RemoteRegion) -> WriteOp<B> {
-        WriteOp::new(self.add(Verb::Write { remote: *remote, imm: None }, buffer.into_any(), Signal::Silent))
+        WriteOp::new(self.add_buffer(Verb::Write { remote: *remote, imm: None }, buffer, Signal::Silent))
     }
 
     /// Adds a Write with immediate; see [`Connection::write_with_immediate`](crate::Connection::write_with_immediate).
@@ -65,12 +65,12 @@ impl Batch {
         immediate: u32,
     ) -> WriteOp<B> {
         let verb = Verb::Write { remote: *remote, imm: Some(immediate) };
-        WriteOp::new(self.add(verb, buffer.into_any(), Signal::Own))
+        WriteOp::new(self.add_buffer(verb, buffer, Signal::Own))
     }
 
     /// Adds a Read; see [`Connection::read`](crate::Connection::read).
     pub fn read<B: TargetBuffer>(&mut self, buffer: B, remote: &RemoteRegion) -> ReadOp<B> {
-        ReadOp::new(self.add(Verb::Read { remote: *remote }, buffer.into_any(), Signal::Own))
+        ReadOp::new(self.add_buffer(Verb::Read { remote: *remote }, buffer, Signal::Own))
     }
 
     /// Adds a compare-and-swap; see [`Connection::compare_swap`](crate::Connection::compare_swap).
@@ -107,15 +107,22 @@ impl Batch {
         PostBatch { batch: self, ticket: None }
     }
 
+    fn add_buffer<B: Operand>(&mut self, verb: Verb, buffer: B, signal: Signal) -> Op {
+        let mut buffer = buffer.into_any();
+        // If it is not, the check says so, now and when the operation is polled.
+        let _ = B::try_ready(&mut buffer, verb.role());
+        self.add(verb, buffer, signal)
+    }
+
     fn add(&mut self, verb: Verb, buffer: AnyBuffer, signal: Signal) -> Op {
         // A member that is refused becomes an operation of its own, which fails the same check when it is polled.
         let Some(op) = verb.work_request().filter(|_| verb.check(&buffer, &self.pair).is_ok()) else {
-            return Op::new(self.pair.clone(), verb, buffer);
+            return Op::refused(self.pair.clone(), verb, buffer);
         };
         let length = buffer.len() as u64;
         match pieces::park(&self.pair, &verb, op, buffer, signal, &mut self.members) {
             Ok((key, earlier)) => Op::parked(self.pair.clone(), verb, length, key, earlier),
-            Err((buffer, _)) => Op::new(self.pair.clone(), verb, buffer),
+            Err((buffer, _)) => Op::refused(self.pair.clone(), verb, buffer),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::error::{Error, Operation, RemoteTarget, WcStatus};
 use crate::memory::{Access, AnyBuffer, RemoteRegion};
 use crate::op::OpError;
 use crate::op::pieces::{self, Earlier};
+use crate::op::role::Role;
 use crate::provider::{RemoteAddress, WorkCompletion, WrOp};
 
 /// What is to be done, before it is bound to a buffer.
@@ -36,6 +37,13 @@ impl Verb {
             Self::Read { .. } => Operation::Read,
             Self::CompareSwap { .. } => Operation::CompareSwap,
             Self::FetchAdd { .. } => Operation::FetchAdd,
+        }
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        match self {
+            Self::Send { .. } | Self::Write { .. } => Role::Source,
+            _ => Role::Target,
         }
     }
 
@@ -71,8 +79,10 @@ impl Verb {
     }
 
     /// Whether a payload of this length travels inline: only where the bytes go from here to there.
-    pub(crate) fn inline(&self, length: u64, pair: &QueuePair) -> bool {
-        matches!(self, Self::Send { .. } | Self::Write { .. }) && length <= u64::from(pair.config.max_inline)
+    pub(crate) fn inline(&self, buffer: &AnyBuffer, length: u64, pair: &QueuePair) -> bool {
+        matches!(self, Self::Send { .. } | Self::Write { .. })
+            && length <= u64::from(pair.config.max_inline)
+            && buffer.is_of_host()
     }
 
     /// Everything that can be refused without asking the device is refused here, before anything is posted.
@@ -82,6 +92,7 @@ impl Verb {
         let limit = |what, value, limit, hint| Err(Error::Limit { operation: name, what, value, limit, hint });
         let length = buffer.len() as u64;
         buffer.check_domain(operation, pair.domain.id())?;
+        buffer.check_ready(name, self.role())?;
         if let Self::Receive | Self::Read { .. } = self {
             buffer.check_writable(name)?;
         }
@@ -173,6 +184,8 @@ pub(crate) struct Op {
     /// Of an operation that is longer than a message.
     earlier: Earlier,
     state: State,
+    /// A batch refused it: it ends with what it was refused for, though its buffer may have become ready since.
+    refused: bool,
 }
 
 /// A finished operation: the completion, or the error, and the buffer unless the device still has it.
@@ -181,16 +194,51 @@ pub(crate) type Finished = Result<(WorkCompletion, AnyBuffer), OpError<AnyBuffer
 impl Op {
     pub(crate) fn new(pair: Arc<QueuePair>, verb: Verb, buffer: AnyBuffer) -> Self {
         let length = buffer.len() as u64;
-        Self { pair, verb, length, buffer: Some(buffer), earlier: Earlier::default(), state: State::New }
+        Self {
+            pair,
+            verb,
+            length,
+            buffer: Some(buffer),
+            earlier: Earlier::default(),
+            state: State::New,
+            refused: false,
+        }
+    }
+
+    /// What a batch did not take.
+    pub(crate) fn refused(pair: Arc<QueuePair>, verb: Verb, buffer: AnyBuffer) -> Self {
+        let mut op = Self::new(pair, verb, buffer);
+        op.refused = true;
+        op
     }
 
     /// A member of a batch: its buffer is with the table already.
     pub(crate) fn parked(pair: Arc<QueuePair>, verb: Verb, length: u64, key: Key, earlier: Earlier) -> Self {
-        Self { pair, verb, length, buffer: None, earlier, state: State::Posted(key) }
+        Self { pair, verb, length, buffer: None, earlier, state: State::Posted(key), refused: false }
     }
 
     pub(crate) fn operation(&self) -> &'static str {
         self.verb.operation().name()
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.verb.role()
+    }
+
+    /// The buffer of an operation that is not posted yet, and can be.
+    pub(crate) fn unposted(&mut self) -> Option<&mut AnyBuffer> {
+        match self.state {
+            State::New | State::Waiting(_) if !self.refused => self.buffer.as_mut(),
+            _ => None,
+        }
+    }
+
+    /// Ends an operation that is not posted, and never will be.
+    pub(crate) fn refuse(&mut self, error: Error) -> OpError<AnyBuffer> {
+        if let State::Waiting(Some(ticket)) = std::mem::replace(&mut self.state, State::Finished) {
+            self.pair.table(self.verb.side()).leave(ticket);
+        }
+        OpError::new(error, self.buffer.take())
     }
 
     #[inline]
@@ -261,7 +309,11 @@ impl Op {
         let posted = match self.verb.work_request() {
             Some(op) if self.length > self.pair.max_message => self.submit_pieces(op, &mut ticket, cx),
             Some(op) => {
-                let request = Request::Send { op, inline: self.verb.inline(self.length, &self.pair) };
+                let inline = match &self.buffer {
+                    Some(buffer) => self.verb.inline(buffer, self.length, &self.pair),
+                    None => false,
+                };
+                let request = Request::Send { op, inline };
                 self.pair.submit(&request, &mut self.buffer, &mut ticket, cx)
             }
             None => self.pair.submit(&Request::Receive, &mut self.buffer, &mut ticket, cx),

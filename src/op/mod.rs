@@ -7,6 +7,7 @@ mod error;
 mod pieces;
 mod read;
 mod receive;
+pub(crate) mod role;
 mod send;
 pub(crate) mod timeout;
 mod typed;

@@ -72,7 +72,7 @@ pub(crate) fn park(
     let count = count(length, pair.max_message);
     let mut sges = SgeList::new();
     buffer.push_sges(&mut sges);
-    let inline = verb.inline(length, pair);
+    let inline = verb.inline(&buffer, length, pair);
     if count == 1 {
         let key = pair.send.park(buffer)?;
         members.push(BatchMember { key, op, sges, signal, inline, goes_on: false, dropped: false });

@@ -1,27 +1,29 @@
 //! Receive: a buffer for one message of the peer.
 
 use std::future::Future;
-use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::memory::{Buffer, TargetBuffer};
 use crate::op::OpError;
-use crate::op::core::Op;
-use crate::op::typed::{self, common_methods};
+use crate::op::typed::{Typed, common_methods};
 use crate::provider::{Opcode, WorkCompletion};
 
 /// A posted (or about to be posted) receive; see [`Connection::receive`](crate::Connection::receive).
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled or posted"]
-pub struct ReceiveOp<B> {
-    op: Op,
-    buffer: PhantomData<fn() -> B>,
+pub struct ReceiveOp<B: TargetBuffer> {
+    op: Typed<B>,
 }
 
 common_methods!(ReceiveOp<B: TargetBuffer>);
 
 impl<B: TargetBuffer> ReceiveOp<B> {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn landing(&mut self) -> &mut B::Landing {
+        self.op.landing()
+    }
+
     fn output(done: WorkCompletion, buffer: B) -> Received<B> {
         let in_buffer = done.opcode == Opcode::Receive;
         Received { buffer, len: done.byte_len as usize, immediate: done.imm, in_buffer }
@@ -32,7 +34,7 @@ impl<B: TargetBuffer> Future for ReceiveOp<B> {
     type Output = Result<Received<B>, OpError<B>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        typed::poll(&mut self.op, cx).map_ok(|(done, buffer)| Self::output(done, buffer))
+        self.op.poll(cx).map_ok(|(done, buffer)| Self::output(done, buffer))
     }
 }
 

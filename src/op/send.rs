@@ -1,22 +1,19 @@
 //! Send: a message into a buffer that the peer posted.
 
 use std::future::Future;
-use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::memory::SourceBuffer;
 use crate::op::OpError;
-use crate::op::core::Op;
-use crate::op::typed::{self, common_methods};
+use crate::op::typed::{Typed, common_methods};
 use crate::provider::WorkCompletion;
 
 /// A Send on its way; see [`Connection::send`](crate::Connection::send).
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled or posted"]
-pub struct SendOp<B> {
-    op: Op,
-    buffer: PhantomData<fn() -> B>,
+pub struct SendOp<B: SourceBuffer> {
+    op: Typed<B>,
 }
 
 common_methods!(SendOp<B: SourceBuffer>);
@@ -31,6 +28,6 @@ impl<B: SourceBuffer> Future for SendOp<B> {
     type Output = Result<B, OpError<B>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        typed::poll(&mut self.op, cx).map_ok(|(done, buffer)| Self::output(done, buffer))
+        self.op.poll(cx).map_ok(|(done, buffer)| Self::output(done, buffer))
     }
 }

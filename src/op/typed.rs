@@ -1,35 +1,93 @@
 //! From the untyped operation to the caller's buffer type.
 
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::memory::Operand;
+use crate::memory::{Landed, Operand};
 use crate::op::OpError;
 use crate::op::core::{Finished, Op};
-use crate::provider::WorkCompletion;
 
-/// Polls the operation and gives its buffer the caller's type again.
-#[inline]
-pub(super) fn poll<B: Operand>(op: &mut Op, cx: &mut Context<'_>) -> Poll<Result<(WorkCompletion, B), OpError<B>>> {
-    let finished = ready!(op.poll(cx));
-    Poll::Ready(typed(op, finished))
+/// An operation with its buffer's type.
+#[derive(Debug)]
+pub(super) struct Typed<B: Operand> {
+    op: Op,
+    landing: B::Landing,
 }
 
-/// Gives up at a deadline.
-pub(super) fn expire<B: Operand>(op: &mut Op, after: Duration) -> Result<(WorkCompletion, B), OpError<B>> {
-    let finished = op.expire(after);
-    typed(op, finished)
-}
+impl<B: Operand> Typed<B> {
+    pub(super) fn new(op: Op) -> Self {
+        Self { op, landing: B::Landing::default() }
+    }
 
-#[inline]
-fn typed<B: Operand>(op: &Op, finished: Finished) -> Result<(WorkCompletion, B), OpError<B>> {
-    match finished {
-        Ok((done, buffer)) => match B::from_any(buffer) {
-            Some(buffer) => Ok((done, buffer)),
-            None => Err(OpError::new(wrong_type(op), None)),
-        },
-        Err(error) => Err(error.with(B::from_any)),
+    /// Where the bytes go when the device is done.
+    #[cfg(feature = "cuda")]
+    pub(super) fn landing(&mut self) -> &mut B::Landing {
+        &mut self.landing
+    }
+
+    #[inline]
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Landed<B>> {
+        if let Some(landed) = B::poll_landing(&mut self.landing, cx) {
+            return landed;
+        }
+        if B::NEEDS_READY {
+            let role = self.op.role();
+            if let Some(buffer) = self.op.unposted() {
+                if let Err(error) = ready!(B::poll_ready(buffer, role, cx)) {
+                    return Poll::Ready(Err(self.op.refuse(error).with(B::from_any)));
+                }
+            }
+        }
+        let finished = ready!(self.op.poll(cx));
+        match self.typed(finished) {
+            Ok((done, buffer)) => buffer.land(done, self.op.role(), &mut self.landing, cx),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    pub(super) fn try_post(&mut self) -> Result<(), Error> {
+        if B::NEEDS_READY {
+            let role = self.op.role();
+            if let Some(buffer) = self.op.unposted() {
+                B::try_ready(buffer, role)?;
+            }
+        }
+        self.op.try_post()
+    }
+
+    /// Gives up at a deadline.
+    pub(super) fn expire(&mut self, after: Duration) -> Landed<B> {
+        if let Some(buffer) = B::give_up_landing(&mut self.landing) {
+            return Err(self.on_its_way(after, Some(buffer)));
+        }
+        let finished = self.op.expire(after);
+        // It may have finished at the last moment, and then it finishes as always.
+        let (done, buffer) = self.typed(finished)?;
+        let mut cx = Context::from_waker(Waker::noop());
+        match buffer.land(done, self.op.role(), &mut self.landing, &mut cx) {
+            Poll::Ready(landed) => landed,
+            Poll::Pending => {
+                let buffer = B::give_up_landing(&mut self.landing);
+                Err(self.on_its_way(after, buffer))
+            }
+        }
+    }
+
+    fn on_its_way(&self, after: Duration, buffer: Option<B>) -> OpError<B> {
+        let hint = "the device is done with it, but the bytes are still on their way to the GPU";
+        OpError::new(Error::Timeout { operation: self.op.operation(), after, hint: hint.into() }, buffer)
+    }
+
+    #[inline]
+    fn typed(&self, finished: Finished) -> Landed<B> {
+        match finished {
+            Ok((done, buffer)) => match B::from_any(buffer) {
+                Some(buffer) => Ok((done, buffer)),
+                None => Err(OpError::new(wrong_type(&self.op), None)),
+            },
+            Err(error) => Err(error.with(B::from_any)),
+        }
     }
 }
 
@@ -43,7 +101,7 @@ macro_rules! common_methods {
     ($future:ident < $b:ident : $bound:path >) => {
         impl<$b: $bound> $future<$b> {
             pub(crate) fn new(op: crate::op::core::Op) -> Self {
-                Self { op, buffer: std::marker::PhantomData }
+                Self { op: crate::op::typed::Typed::new(op) }
             }
 
             /// Posts now instead of at the first poll, without waiting for a slot in the queue.
@@ -71,7 +129,7 @@ macro_rules! common_methods {
 
         impl<$b: $bound> crate::op::timeout::Expire for $future<$b> {
             fn expire(&mut self, after: std::time::Duration) -> Self::Output {
-                crate::op::typed::expire(&mut self.op, after).map(|(done, buffer)| Self::output(done, buffer))
+                self.op.expire(after).map(|(done, buffer)| Self::output(done, buffer))
             }
         }
     };

@@ -1,22 +1,19 @@
 //! RDMA Write: bytes into memory that the peer exposed.
 
 use std::future::Future;
-use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::memory::SourceBuffer;
 use crate::op::OpError;
-use crate::op::core::Op;
-use crate::op::typed::{self, common_methods};
+use crate::op::typed::{Typed, common_methods};
 use crate::provider::WorkCompletion;
 
 /// An RDMA Write on its way; see [`Connection::write`](crate::Connection::write).
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled or posted"]
-pub struct WriteOp<B> {
-    op: Op,
-    buffer: PhantomData<fn() -> B>,
+pub struct WriteOp<B: SourceBuffer> {
+    op: Typed<B>,
 }
 
 common_methods!(WriteOp<B: SourceBuffer>);
@@ -31,6 +28,6 @@ impl<B: SourceBuffer> Future for WriteOp<B> {
     type Output = Result<B, OpError<B>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        typed::poll(&mut self.op, cx).map_ok(|(done, buffer)| Self::output(done, buffer))
+        self.op.poll(cx).map_ok(|(done, buffer)| Self::output(done, buffer))
     }
 }

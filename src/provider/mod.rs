@@ -78,7 +78,7 @@ pub(crate) struct ReceiveRequest {
 
 /// What a completion is about, for the receive side's sake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum Opcode {
+pub enum Opcode {
     /// Any operation of the send queue.
     #[default]
     Request,
@@ -88,8 +88,9 @@ pub(crate) enum Opcode {
     ReceiveWriteImm,
 }
 
+/// `pub` because a sealed trait names it; not exported.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WorkCompletion {
+pub struct WorkCompletion {
     pub wr_id: u64,
     pub status: WcStatus,
     pub opcode: Opcode,
@@ -411,11 +412,59 @@ impl Pd {
         }
     }
 
+    /// Registers memory of a device that the host's CPU cannot reach; `segment` holds the device's addresses.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn register_device(
+        &self,
+        segment: Segment,
+        device: std::sync::Arc<dyn crate::memory::device::DeviceMemory>,
+    ) -> Result<Mr> {
+        match self {
+            Self::Soft(inner) => inner.register_device(segment, device).map(Mr::Soft),
+            Self::Verbs(_) => Err(Error::Invalid {
+                operation: "register",
+                reason: "an RDMA NIC reaches a device's memory without copies, and registers it in another way".into(),
+            }),
+        }
+    }
+
     /// Whether memory of other devices can be registered by dma-buf, or why not.
     pub(crate) fn supports_dmabuf(&self) -> Result<()> {
         match self {
             Self::Soft(_) => Err(Error::io("register", "a dma-buf", std::io::ErrorKind::Unsupported.into())),
             Self::Verbs(inner) => inner.supports_dmabuf(),
+        }
+    }
+
+    /// Registers `len` bytes of a dma-buf from `offset` on, which this side's lists and peers with `access` address from `iova` on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn register_dmabuf(
+        &self,
+        fd: std::os::fd::RawFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> std::io::Result<Mr> {
+        match self {
+            Self::Soft(_) => Err(std::io::ErrorKind::Unsupported.into()),
+            Self::Verbs(inner) => inner.register_dmabuf(fd, offset, len, iova, access).map(Mr::Verbs),
+        }
+    }
+
+    /// A key for the peer over exactly that.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn grant_dmabuf(
+        &self,
+        fd: std::os::fd::RawFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> std::io::Result<Grant> {
+        match self {
+            Self::Soft(_) => Err(std::io::ErrorKind::Unsupported.into()),
+            Self::Verbs(inner) => inner.grant_dmabuf(fd, offset, len, iova, access).map(Grant::Verbs),
         }
     }
 
@@ -441,7 +490,8 @@ impl Grant {
     }
 
     /// Makes the key worthless. When this returns, no request of a peer touches the memory any more.
-    /// Never blocks for longer than one chunk of a transfer takes. Idempotent; dropping does the same.
+    /// Never blocks for longer than one chunk of a transfer takes, a few chunks in a device's memory. Idempotent;
+    /// dropping does the same.
     pub(crate) fn revoke(&self) {
         either!(self, inner => inner.revoke())
     }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::cq::Cq;
 use super::engine::Control;
 use super::faults::{FaultState, Faults};
-use super::keys::{Key, KeyTable, Use};
+use super::keys::{Device, Key, KeyTable, Use};
 use crate::error::{Error, Result};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
 use crate::provider::{DeviceLimits, QpConfig};
+use crate::sync::Mutex;
 
 /// Lengths on the wire are 32 bits.
 const WIRE_MESSAGE: u64 = 1 << 31;
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     pub(super) engine: Arc<Control>,
     pub(super) faults: Option<Arc<FaultState>>,
     pub(super) stats: Stats,
+    /// Makes a fetch, a sum and a store of a device's memory one operation, as far as this device's peers can see.
+    pub(super) device_atomics: Mutex<()>,
     ids: AtomicU64,
 }
 
@@ -93,6 +96,7 @@ impl Context {
             engine: Control::start()?,
             faults: faults.map(|faults| Arc::new(FaultState::new(faults))),
             stats: Stats::default(),
+            device_atomics: Mutex::default(),
             ids: AtomicU64::new(1),
         });
         Ok(Self { shared })
@@ -159,8 +163,22 @@ fn keys_used_up(operation: &'static str) -> Error {
 
 impl Pd {
     pub(crate) fn register(&self, segment: Segment) -> Result<Mr> {
+        self.enter(segment, None)
+    }
+
+    /// Registers memory of a device, which the NIC only reaches through copies. `segment` holds the device's addresses.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn register_device(
+        &self,
+        segment: Segment,
+        device: Arc<dyn crate::memory::device::DeviceMemory>,
+    ) -> Result<Mr> {
+        self.enter(segment, Some(device))
+    }
+
+    fn enter(&self, segment: Segment, device: Device) -> Result<Mr> {
         at_most("register", "length", segment.len() as u64, self.ctx.limits.max_region)?;
-        let key = self.ctx.keys.insert(self.id, Use::Local, segment).ok_or_else(|| keys_used_up("register"))?;
+        let key = self.ctx.keys.insert(self.id, Use::Local, segment, device).ok_or_else(|| keys_used_up("register"))?;
         self.ctx.stats.regions.fetch_add(1, Ordering::Relaxed);
         Ok(Mr { ctx: Arc::clone(&self.ctx), pd: self.id, key })
     }
@@ -170,7 +188,8 @@ impl Pd {
             let reason = "the range is not inside a memory region of this protection domain".into();
             return Err(Error::Invalid { operation: "grant", reason });
         }
-        let key = self.ctx.keys.insert(self.id, Use::Remote(access), segment).ok_or_else(|| keys_used_up("grant"))?;
+        let (usage, device) = (Use::Remote(access), mr.key.device().clone());
+        let key = self.ctx.keys.insert(self.id, usage, segment, device).ok_or_else(|| keys_used_up("grant"))?;
         self.ctx.stats.grants.fetch_add(1, Ordering::Relaxed);
         Ok(Grant { ctx: Arc::clone(&self.ctx), key })
     }

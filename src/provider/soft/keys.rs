@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::memory::Access;
+use crate::memory::device::DeviceMemory;
 use crate::memory::dma::Segment;
 
 /// A key is a slot's index, mixed with how often the slot was used and with a random number of this context.
@@ -23,6 +24,9 @@ pub(super) enum Use {
     Remote(Access),
 }
 
+/// Whose memory it is: of a device that the CPU cannot reach into, or (`None`) of the host.
+pub(super) type Device = Option<Arc<dyn DeviceMemory>>;
+
 /// Memory under a key.
 #[derive(Debug)]
 pub(super) struct Key {
@@ -30,6 +34,7 @@ pub(super) struct Key {
     pd: u64,
     usage: Use,
     segment: Segment,
+    device: Device,
     revoked: AtomicBool,
     pins: AtomicUsize,
 }
@@ -37,6 +42,16 @@ pub(super) struct Key {
 /// While it lives, the key's memory may be touched: [`Key::revoke`] waits for it.
 /// Held for the time of one non-blocking system call or one copy, never longer.
 pub(super) struct Pin<'a>(&'a Key);
+
+/// A [`Pin`] for as long as a device copies from or to the memory. Held until the copy has finished, which is within
+/// the call that started it: whoever holds it goes on without waiting for anything but copies.
+pub(super) struct Hold(Arc<Key>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        drop(Pin(&self.0));
+    }
+}
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
@@ -55,6 +70,16 @@ impl Key {
         self.pins.fetch_add(1, Ordering::SeqCst);
         let pin = Pin(self);
         (!self.revoked.load(Ordering::SeqCst)).then_some(pin)
+    }
+
+    pub(super) fn hold(self: &Arc<Self>) -> Option<Hold> {
+        // The hold counts in the pin's place from here on.
+        std::mem::forget(self.pin()?);
+        Some(Hold(Arc::clone(self)))
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// The memory from remote address `address` on; its bounds were checked when the key was looked up.
@@ -77,7 +102,7 @@ impl Key {
         self.revoked.store(true, Ordering::SeqCst);
         let mut spins = 0;
         while self.pins.load(Ordering::SeqCst) != 0 {
-            // Whoever holds a pin is in a copy or a non-blocking call; if it lost its core, give it ours.
+            // Whoever holds a pin is in a few copies or a non-blocking call; if it lost its core, give it ours.
             spins += 1;
             if spins < 100 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -108,7 +133,7 @@ impl KeyTable {
     }
 
     /// Enters `segment`; `None` when all keys are in use.
-    pub(super) fn insert(&self, pd: u64, usage: Use, segment: Segment) -> Option<Arc<Key>> {
+    pub(super) fn insert(&self, pd: u64, usage: Use, segment: Segment, device: Device) -> Option<Arc<Key>> {
         let mut table = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let full = table.slots.len() > INDEX_MASK as usize;
         let index = if full || table.free.len() > RESTING {
@@ -120,7 +145,7 @@ impl KeyTable {
         let slot = &mut table.slots[index as usize];
         let number = (slot.generation << INDEX_BITS | index) ^ self.salt;
         let (revoked, pins) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let key = Arc::new(Key { number, pd, usage, segment, revoked, pins });
+        let key = Arc::new(Key { number, pd, usage, segment, device, revoked, pins });
         slot.key = Some(Arc::clone(&key));
         Some(key)
     }
@@ -150,9 +175,17 @@ impl KeyTable {
         (key.number == number).then(|| then(key))
     }
 
-    /// Whether `number` is an lkey of `pd` over `segment`.
-    pub(super) fn check_local(&self, number: u32, pd: u64, segment: &Segment) -> bool {
-        self.with(number, |key| key.usage == Use::Local && key.pd == pd && key.contains(segment)) == Some(true)
+    /// Whether `segment` is a device's memory, if `number` is an lkey of `pd` over it.
+    pub(super) fn check_local(&self, number: u32, pd: u64, segment: &Segment) -> Option<bool> {
+        self.with(number, |key| {
+            let allowed = key.usage == Use::Local && key.pd == pd && key.contains(segment);
+            allowed.then_some(key.device.is_some())
+        })?
+    }
+
+    /// Whose memory is behind a key.
+    pub(super) fn device(&self, number: u32) -> Device {
+        self.with(number, |key| key.device.clone())?
     }
 
     /// The rkey's memory, if it is of `pd`, covers the range and grants `needed`.
@@ -175,7 +208,7 @@ mod tests {
         let segment = Segment::new(memory.as_mut_ptr(), 64);
         let base = segment.address();
         let table = KeyTable::new(0x1234_5678);
-        let key = table.insert(1, Use::Remote(Access::REMOTE_READ), segment).unwrap();
+        let key = table.insert(1, Use::Remote(Access::REMOTE_READ), segment, None).unwrap();
         let find = |pd, address, len, access| table.find_remote(key.number, pd, address, len, access).is_some();
         assert!(find(1, base, 64, Access::REMOTE_READ));
         assert!(find(1, base + 64, 0, Access::REMOTE_READ));
@@ -184,7 +217,7 @@ mod tests {
         assert!(!find(1, u64::MAX, 2, Access::REMOTE_READ));
         assert!(!find(2, base, 8, Access::REMOTE_READ));
         assert!(!find(1, base, 8, Access::REMOTE_WRITE));
-        assert!(!table.check_local(key.number, 1, &segment));
+        assert!(table.check_local(key.number, 1, &segment).is_none());
         table.remove(&key);
         table.remove(&key);
         assert!(!find(1, base, 8, Access::REMOTE_READ));
@@ -192,7 +225,7 @@ mod tests {
 
         let mut seen = std::collections::HashSet::from([key.number]);
         for _ in 0..20_000 {
-            let fresh = table.insert(1, Use::Local, segment).unwrap();
+            let fresh = table.insert(1, Use::Local, segment, None).unwrap();
             assert!(seen.insert(fresh.number));
             table.remove(&fresh);
         }
@@ -200,10 +233,24 @@ mod tests {
 
     #[test]
     fn revoking_waits_for_pins() {
+        revoking_waits_for(|key| Box::new(key.pin().unwrap()));
+    }
+
+    #[test]
+    fn revoking_waits_for_holds() {
+        revoking_waits_for(|key| Box::new(key.hold().unwrap()));
+    }
+
+    /// Anything that ends when it is dropped.
+    trait Held {}
+    impl Held for Pin<'_> {}
+    impl Held for Hold {}
+
+    fn revoking_waits_for(hold: impl for<'a> FnOnce(&'a Arc<Key>) -> Box<dyn Held + 'a>) {
         let mut memory = vec![0u8; 8];
         let table = Arc::new(KeyTable::new(0));
-        let key = table.insert(1, Use::Local, Segment::new(memory.as_mut_ptr(), 8)).unwrap();
-        let pin = key.pin().unwrap();
+        let key = table.insert(1, Use::Local, Segment::new(memory.as_mut_ptr(), 8), None).unwrap();
+        let pin = hold(&key);
         let done = Arc::new(AtomicBool::new(false));
         let revoker = std::thread::spawn({
             let (table, key, done) = (Arc::clone(&table), Arc::clone(&key), Arc::clone(&done));

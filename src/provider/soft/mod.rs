@@ -14,7 +14,9 @@
 //! | `context` | the device: protection domains, registrations, grants |
 //! | `keys` | which key names which memory; revocation |
 //! | `cq` | completion queues; polling makes progress |
-//! | `qp` | queue pairs: `post`, `tx` (send queue, responses, frames), `rx` (parser, responder), `queue` (rings) |
+//! | `qp` | queue pairs: `post`, `tx` (send queue, responses), `rx` (parser), `queue` (rings) |
+//! | `qp/tx` | `framing`, `writing`, and `lifting`: payload out of a device's memory |
+//! | `qp/rx` | `responder`, and `landing`: payload into a device's memory |
 //! | `wire` | the frames |
 //! | `engine`, `linger` | the thread; the last words of closed links |
 //! | `handshake`, `connect`, `rendezvous` | connection setup |

@@ -5,15 +5,19 @@
 //! so acknowledgements and credits ride on whatever is sent.
 
 use crate::error::WcStatus;
+use crate::memory::device::BOUNCE;
 
 /// Raised whenever frames or the handshake change; the handshake compares it.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 pub(super) const HEADER: usize = 40;
 
 /// Messages are cut into pieces of at most this size, so that acknowledgements, responses and requests of the other
 /// direction interleave, and so that a revoked key waits for one piece at most.
 pub(super) const FRAGMENT: usize = 256 << 10;
+
+/// The same for memory of a device, which is copied once more, and quicker in larger pieces.
+pub(super) const DEVICE_FRAGMENT: usize = BOUNCE;
 
 /// Operands of an atomic: compare and swap, or the addend and zero.
 pub(super) const ATOMIC_OPERANDS: usize = 16;
@@ -156,7 +160,7 @@ impl Header {
     }
 
     fn check_fragment(&self) -> Result<(), &'static str> {
-        if self.length as usize > FRAGMENT {
+        if self.length as usize > DEVICE_FRAGMENT {
             return Err("a fragment is too long");
         }
         let end = self.offset().checked_add(u64::from(self.length)).ok_or("a fragment's end overflows")?;

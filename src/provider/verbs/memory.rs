@@ -71,6 +71,20 @@ impl Pd {
         Ok(Mr(Registration { raw, pd: self.0.clone() }))
     }
 
+    /// A key over exactly `len` bytes of a dma-buf; otherwise as [`register_dmabuf`](Self::register_dmabuf).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn grant_dmabuf(
+        &self,
+        fd: RawFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> std::io::Result<Grant> {
+        let Mr(registration) = self.register_dmabuf(fd, offset, len, iova, access)?;
+        Ok(Grant { rkey: registration.rkey(), registration: Mutex::new(Some(registration)) })
+    }
+
     /// Whether the device can register dma-bufs, or why not. There is no attribute for it, but a device that can looks at
     /// the descriptor first: one that is none is a bad descriptor to it, and to any other the operation is unknown.
     pub(crate) fn supports_dmabuf(&self) -> Result<()> {

@@ -63,6 +63,8 @@ pub(super) struct QpShared {
     /// Something happened that ends this queue pair; whoever holds no locks carries it out.
     doomed: AtomicBool,
     overrun: AtomicBool,
+    /// What a device said whose memory this queue pair was to copy from or to.
+    device_failure: OnceLock<Arc<str>>,
     closed: OnceLock<CloseReason>,
     rnr_naks_sent: AtomicU64,
     rnr_naks_received: AtomicU64,
@@ -153,6 +155,7 @@ impl Qp {
             tx_blocked: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
             overrun: AtomicBool::new(false),
+            device_failure: OnceLock::new(),
             closed: OnceLock::new(),
             rnr_naks_sent: AtomicU64::new(0),
             rnr_naks_received: AtomicU64::new(0),
@@ -335,6 +338,7 @@ impl QpShared {
                 let (wr_id, byte_len) = (entry.wr_id, entry.length);
                 self.complete(WorkCompletion { wr_id, byte_len, ..WorkCompletion::default() });
             }
+            entry.device = None;
             tx.sq.pop();
             tx.base += 1;
         }
@@ -358,10 +362,11 @@ impl QpShared {
 
     fn fulfil_doom(self: &Arc<Self>, rx: &mut Rx, tx: &mut Tx) {
         let status = tx.front_poison().or(tx.refusal_sent);
-        let reason = match status {
+        let reason = match (self.device_failure.get(), status) {
+            (Some(why), _) => CloseReason::Device(Arc::clone(why)),
             _ if self.overrun.load(Ordering::SeqCst) => CloseReason::Device("the completion queue overran".into()),
-            Some(status) => CloseReason::Failed(status),
-            None => return,
+            (None, Some(status)) => CloseReason::Failed(status),
+            (None, None) => return,
         };
         self.fail_locked(rx, tx, reason);
     }
@@ -397,6 +402,16 @@ impl QpShared {
                     CloseReason::Failed(status)
                 }
             }
+            (Stop::Device(failed), _) => {
+                match failed.read {
+                    Some(low) => {
+                        let msn = extend(tx.acked, low);
+                        tx.poison(msn, WcStatus::Fatal);
+                    }
+                    None => tx.refusal = tx.refusal.or(Some(rx.failure())),
+                }
+                CloseReason::Device(failed.error.to_string().into())
+            }
             (Stop::Lost(why), _) => {
                 let oldest = tx.base;
                 tx.poison(oldest, WcStatus::RetryExceeded);
@@ -422,18 +437,22 @@ impl QpShared {
             goodbye.extend_from_slice(&Header { ack, limit, ..Header::new(Kind::Bye) }.encode());
         }
         tx.clear();
+        // First of all: it waits for copies into buffers that the completions give back.
+        let unfinished = rx.clear();
         while let Some(entry) = tx.sq.pop() {
             let (wr_id, status) = (entry.wr_id, entry.poison.unwrap_or(WcStatus::Flushed));
+            entry.device = None;
             self.complete(WorkCompletion { wr_id, status, ..WorkCompletion::default() });
         }
         let flushed = |wr_id, status| WorkCompletion { wr_id, status, opcode: Opcode::Receive, ..Default::default() };
-        if let Some(wr_id) = rx.clear() {
+        if let Some(wr_id) = unfinished {
             self.complete(flushed(wr_id, WcStatus::Flushed));
         }
         let mut rq = self.rq.lock();
         rq.closed = true;
         while let Some(entry) = rq.ring.pop() {
             let status = entry.poison.unwrap_or(WcStatus::Flushed);
+            entry.device = None;
             self.complete(flushed(entry.wr_id, status));
         }
         drop(rq);
@@ -476,6 +495,7 @@ impl QpShared {
         }
         let activity = self.activity();
         drop(tx);
+        self.check_doom();
         for due in rnr.into_iter().chain([lost]) {
             if due.at.is_some_and(|at| now >= at) {
                 self.give_up(due.msn, due.status, activity);

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::super::keys::Device;
 use super::QpShared;
 use super::queue::total;
 use super::tx::Tx;
@@ -44,7 +45,12 @@ impl QpShared {
         if request.inline && length > u64::from(self.config.max_inline) {
             return Err(invalid("more inline bytes than the queue pair was made for"));
         }
-        let poison = self.check_request(request, length);
+        let covered = self.covered(&request.sges)?;
+        let poison = self.check_request(request, length, covered.is_some());
+        let device = covered.flatten();
+        if request.inline && device.is_some() {
+            return Err(invalid("a device's memory is not copied at posting time"));
+        }
         let receive = match request.op {
             WrOp::Send { .. } | WrOp::Write { imm: Some(_), .. } => {
                 tx.receives_wanted += 1;
@@ -60,6 +66,7 @@ impl QpShared {
         entry.op = request.op;
         entry.sges.clear();
         entry.sges.extend_from_slice(&request.sges);
+        entry.device = device;
         entry.length = u32::try_from(length).unwrap_or(u32::MAX);
         entry.signaled = request.signaled;
         entry.poison = poison;
@@ -70,8 +77,8 @@ impl QpShared {
     }
 
     /// The status that a request will fail with on this side.
-    fn check_request(&self, request: &SendRequest, length: u64) -> Option<WcStatus> {
-        if !self.keys_cover(&request.sges) {
+    fn check_request(&self, request: &SendRequest, length: u64, covered: bool) -> Option<WcStatus> {
+        if !covered {
             return Some(WcStatus::LocalProtection);
         }
         let atomic = matches!(request.op, WrOp::CompareSwap { .. } | WrOp::FetchAdd { .. });
@@ -82,8 +89,35 @@ impl QpShared {
         (reads && self.agreed.reads_started == 0).then_some(WcStatus::LocalQpOperation)
     }
 
-    fn keys_cover(&self, sges: &[Sge]) -> bool {
-        sges.iter().all(|sge| sge.segment.len() == 0 || self.ctx.keys.check_local(sge.lkey, self.pd, &sge.segment))
+    /// Whose memory a list names; `None` when a key does not cover its entry.
+    ///
+    /// A list over the memory of several is refused: each of its keys is good, so no completion's status would tell the truth,
+    /// and like a list that is too long it is a request that this device does not carry out.
+    #[inline]
+    fn covered(&self, sges: &[Sge]) -> Result<Option<Device>, PostErrorKind> {
+        let (mut host, mut device) = (false, false);
+        for sge in sges.iter().filter(|sge| sge.segment.len() > 0) {
+            let Some(kind) = self.ctx.keys.check_local(sge.lkey, self.pd, &sge.segment) else { return Ok(None) };
+            device |= kind;
+            host |= !kind;
+        }
+        if device { self.device_of(sges, host) } else { Ok(Some(None)) }
+    }
+
+    #[inline(never)]
+    fn device_of(&self, sges: &[Sge], host: bool) -> Result<Option<Device>, PostErrorKind> {
+        if host {
+            return Err(invalid("one list over the memory of the host and of a device"));
+        }
+        let mut all = None;
+        for sge in sges.iter().filter(|sge| sge.segment.len() > 0) {
+            let Some(own) = self.ctx.keys.device(sge.lkey) else { return Ok(None) };
+            if all.as_ref().is_some_and(|other| !Arc::ptr_eq(other, &own)) {
+                return Err(invalid("one list over the memory of two devices"));
+            }
+            all = Some(own);
+        }
+        Ok(Some(all))
     }
 
     pub(super) fn post_receive(self: &Arc<Self>, requests: &[ReceiveRequest]) -> Result<(), PostError> {
@@ -92,12 +126,13 @@ impl QpShared {
         let mut broken = None;
         let mut rq = self.rq.lock();
         for (accepted, request) in requests.iter().enumerate() {
+            let mut covered = None;
             let refusal = if rq.closed {
                 Some(PostErrorKind::Closed(self.closed.get().cloned().unwrap_or(CloseReason::Local)))
             } else if request.sges.len() > self.config.max_receive_sge as usize {
                 Some(invalid("more scatter/gather entries than the queue pair was made for"))
             } else {
-                None
+                self.covered(&request.sges).map(|device| covered = device).err()
             };
             let entry = match refusal {
                 Some(kind) => Err(kind),
@@ -114,7 +149,8 @@ impl QpShared {
             entry.sges.clear();
             entry.sges.extend_from_slice(&request.sges);
             entry.capacity = total(&request.sges);
-            entry.poison = (!self.keys_cover(&request.sges)).then_some(WcStatus::LocalProtection);
+            entry.poison = covered.is_none().then_some(WcStatus::LocalProtection);
+            entry.device = covered.flatten();
             broken = broken.or(entry.poison);
             posted += 1;
         }

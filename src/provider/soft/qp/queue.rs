@@ -1,5 +1,6 @@
 //! Work queues: rings that never allocate once they exist, and whose entries keep their scatter/gather capacity.
 
+use super::super::keys::Device;
 use crate::error::WcStatus;
 use crate::memory::dma::Segment;
 use crate::provider::{Sge, SgeList, WrOp};
@@ -68,6 +69,8 @@ pub(super) struct SendEntry {
     pub wr_id: u64,
     pub op: WrOp,
     pub sges: SgeList,
+    /// Whose memory the list names; all of it belongs to one.
+    pub device: Device,
     pub length: u32,
     pub signaled: bool,
     /// The status it must end with. It is not sent, or not again; nothing behind it is.
@@ -86,6 +89,7 @@ impl Default for SendEntry {
             wr_id: 0,
             op: WrOp::Send { imm: None },
             sges: SgeList::new(),
+            device: None,
             length: 0,
             signaled: false,
             poison: None,
@@ -108,6 +112,7 @@ impl SendEntry {
 pub(super) struct ReceiveEntry {
     pub wr_id: u64,
     pub sges: SgeList,
+    pub device: Device,
     pub capacity: u64,
     pub poison: Option<WcStatus>,
 }
@@ -119,14 +124,13 @@ pub(super) struct ReceiveQueue {
 
 impl ReceiveQueue {
     /// Moves the oldest receive into `entry`; the two swap their lists, so that neither allocates.
+    ///
+    /// One that is not covered by its keys is nobody's: the queue pair ends for its sake at any moment.
     pub(super) fn take(&mut self, entry: &mut ReceiveEntry) -> bool {
-        match self.ring.pop() {
-            Some(oldest) => {
-                std::mem::swap(entry, oldest);
-                true
-            }
-            None => false,
+        if self.ring.get(0).is_none_or(|oldest| oldest.poison.is_some()) {
+            return false;
         }
+        self.ring.pop().map(|oldest| std::mem::swap(entry, oldest)).is_some()
     }
 }
 
@@ -168,6 +172,18 @@ mod tests {
         assert_eq!(pieces(15, 4), [(10, 4)]);
         assert_eq!(pieces(3, 0), []);
         assert_eq!(pieces(24, 9), [(19, 1)]);
+    }
+
+    #[test]
+    fn a_receive_without_its_keys_is_not_used() {
+        let mut rq = ReceiveQueue { ring: Ring::new(2), closed: false };
+        let mut taken = ReceiveEntry::default();
+        assert!(!rq.take(&mut taken));
+        rq.ring.push().unwrap().wr_id = 1;
+        *rq.ring.push().unwrap() = ReceiveEntry { wr_id: 2, poison: Some(WcStatus::LocalProtection), ..taken };
+        let mut taken = ReceiveEntry::default();
+        assert!(rq.take(&mut taken) && taken.wr_id == 1);
+        assert!(!rq.take(&mut taken) && taken.wr_id == 1 && rq.ring.len() == 1);
     }
 
     #[test]

@@ -1,20 +1,22 @@
-//! The receiving half: the parser, and the responder that carries out the peer's requests.
+//! The receiving half: reading the socket, and taking frames apart.
+
+mod landing;
+mod responder;
 
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use super::super::keys::Key;
-use super::super::wire::{ATOMIC_OPERANDS, HEADER, Header, Kind, extend, flag, nak_status};
+use self::landing::Failed;
+use self::landing::Landing;
+use super::super::keys::{Device, Key};
+use super::super::wire::{ATOMIC_OPERANDS, HEADER, Header, Kind};
 use super::QpShared;
 use super::queue::{ReceiveEntry, span};
-use super::tx::{Body, Response};
 use crate::error::WcStatus;
-use crate::memory::Access;
 use crate::memory::dma::Scatter;
-use crate::provider::{Opcode, SgeList, WorkCompletion, WrOp};
+use crate::provider::{Opcode, SgeList};
 
 /// Small messages are read into this buffer, several at a time, and copied from there.
 pub(super) const STAGING: usize = 16 << 10;
@@ -36,6 +38,8 @@ pub(super) enum Stop {
     /// The peer refused one of this side's requests.
     Refused(u32, WcStatus),
     Lost(String),
+    /// A device failed that was to take in the answer to this Read, or else a part of the peer's request.
+    Device(Box<Failed>),
 }
 
 impl From<&'static str> for Stop {
@@ -84,6 +88,11 @@ pub(super) struct Rx {
     key: Option<Arc<Key>>,
     address: u64,
     read_sges: SgeList,
+    /// The Read that the current frame answers (low bits).
+    read: Option<u32>,
+    /// Where the current frame's payload goes, if that is not the host's memory, and how.
+    device: Device,
+    landing: Landing,
     operands: [u8; ATOMIC_OPERANDS],
     /// An RNR NAK is out: everything is discarded until `expected` comes again.
     starving: bool,
@@ -124,6 +133,9 @@ impl Rx {
             key: None,
             address: 0,
             read_sges: SgeList::new(),
+            read: None,
+            device: None,
+            landing: Landing::default(),
             operands: [0; ATOMIC_OPERANDS],
             starving: false,
             refused: None,
@@ -137,6 +149,21 @@ impl Rx {
 
     /// Reads and carries out what is there, within the budget.
     pub(super) fn run(&mut self, qp: &QpShared) -> Result<Driven, Stop> {
+        let driven = self.read_on(qp);
+        if self.landing.is_empty() {
+            return driven;
+        }
+        // What is between two pieces of this side's own receive or read may wait for the rest of it.
+        let let_go =
+            if driven.is_ok() { self.landing.let_go().map_err(|failed| self.lost(qp, failed)) } else { Ok(()) };
+        if driven.is_err() || let_go.is_err() {
+            self.landing.clear();
+        }
+        let_go.and(driven)
+    }
+
+    #[inline]
+    fn read_on(&mut self, qp: &QpShared) -> Result<Driven, Stop> {
         let mut driven = Driven::default();
         let mut budget = DRIVE_BYTES;
         loop {
@@ -144,6 +171,9 @@ impl Rx {
             if budget == 0 {
                 driven.more = true;
                 return Ok(driven);
+            }
+            if self.remaining > 0 && self.device.is_some() {
+                self.prepare(qp)?;
             }
             match self.read(qp) {
                 Ok((0, _)) => return Err(Stop::Lost("the peer closed the socket without a goodbye".into())),
@@ -178,6 +208,13 @@ impl Rx {
         let direct = match self.target {
             _ if self.remaining == 0 => 0,
             Target::Discard | Target::Operands => 0,
+            _ if self.device.is_some() => {
+                let room = self.landing.room(self.remaining);
+                room.map_or(0, |room| {
+                    scatter.push(room);
+                    room.len()
+                })
+            }
             Target::Receive => {
                 span(&self.receive.sges, self.offset, self.remaining).for_each(|piece| scatter.push(piece));
                 self.remaining
@@ -201,7 +238,7 @@ impl Rx {
                 }
             }
         };
-        let revoked = self.target == Target::Granted && self.remaining > 0 && pin.is_none();
+        let revoked = self.target == Target::Granted && self.remaining > 0 && pin.is_none() && self.device.is_none();
         let room = if direct >= BULK || (direct == 0 && self.remaining == 0 && self.bulk) { HEADER } else { STAGING };
         scatter.push_bytes(&mut self.staging[held..room.max(held + 1)]);
         let asked = scatter.len();
@@ -209,6 +246,9 @@ impl Rx {
         drop(pin);
         let len = len?;
         let placed = len.min(direct);
+        if self.device.is_some() {
+            self.landing.fill(placed);
+        }
         self.placed(placed);
         self.end += len - placed;
         if revoked {
@@ -238,7 +278,12 @@ impl Rx {
                 Some(header) => {
                     let len = self.remaining.min(self.end - self.start);
                     if len > 0 {
-                        self.place(len);
+                        if self.device.is_some() {
+                            self.prepare(qp)?;
+                            self.landing.put(&self.staging[self.start..self.start + len]);
+                        } else {
+                            self.place(len);
+                        }
                         self.start += len;
                         self.placed(len);
                     }
@@ -246,6 +291,9 @@ impl Rx {
                         return Ok(());
                     }
                     self.frame = None;
+                    if self.device.is_some() {
+                        self.land(qp)?;
+                    }
                     self.finish(qp, &header)?;
                 }
             }
@@ -274,284 +322,58 @@ impl Rx {
         }
     }
 
-    /// A header was read: decides where its payload goes.
-    fn begin(&mut self, qp: &QpShared, header: Header) -> Result<(), Stop> {
-        self.frame = Some(header);
-        self.remaining = header.length as usize;
-        self.offset = header.offset() as usize;
-        self.bulk = self.remaining >= BULK;
-        self.target = Target::Discard;
-        match header.kind {
-            Kind::Send | Kind::Write => self.begin_fragment(qp, &header)?,
-            Kind::CompareSwap | Kind::FetchAdd => {
-                self.target = Target::Operands;
-                self.offset = 0;
-            }
-            Kind::ReadResponse if !header.has(flag::LAST) => {
-                let mut tx = qp.tx.lock();
-                let entry = read_entry(&mut tx, &header)?;
-                self.read_sges.clear();
-                self.read_sges.extend_from_slice(&entry.sges);
-                self.target = Target::Read;
-            }
-            _ => {}
-        }
-        Ok(())
+    /// Makes room for payload of a frame that goes into a device's memory.
+    fn prepare(&mut self, qp: &QpShared) -> Result<(), Stop> {
+        let Some(device) = &self.device else { return Ok(()) };
+        self.landing.prepare(device, self.read).map_err(|failed| self.lost(qp, failed))
     }
 
-    /// Whether a request is to be thrown away, because it follows one that was refused or not ready for.
-    fn skips(&mut self, header: &Header, first: bool) -> Result<bool, Stop> {
-        if self.refused.is_some() {
-            return Ok(true);
-        }
-        let msn = extend(self.expected, header.msn);
-        if self.starving {
-            if msn < self.expected {
-                return Err("a request came twice".into());
-            }
-            if msn > self.expected || !first {
-                return Ok(true);
-            }
-            self.starving = false;
-        }
-        if msn != self.expected {
-            return Err("a request is out of order".into());
-        }
-        Ok(false)
-    }
-
-    fn begin_fragment(&mut self, qp: &QpShared, header: &Header) -> Result<(), Stop> {
-        let first = header.has(flag::FIRST);
-        if self.skips(header, first)? {
+    /// Has the device copy what came of the current frame to where it belongs.
+    fn land(&mut self, qp: &QpShared) -> Result<(), Stop> {
+        let len = if self.device.is_some() { self.landing.filled() } else { 0 };
+        if len == 0 {
             return Ok(());
         }
-        if first {
-            if self.message.is_some() {
-                return Err("a message begins inside another".into());
+        let from = self.offset - len;
+        let started = match self.target {
+            Target::Receive => self.landing.store(span(&self.receive.sges, from, len), None),
+            Target::Read => self.landing.store(span(&self.read_sges, from, len), None),
+            Target::Granted => {
+                let key = self.key.as_ref();
+                let place = key.and_then(|key| Some((key.hold()?, key.at(self.address + from as u64, len)?)));
+                match place {
+                    Some((hold, piece)) => self.landing.store(std::iter::once(piece), Some(hold)),
+                    None => {
+                        self.refuse_message(WcStatus::RemoteAccess);
+                        Ok(())
+                    }
+                }
             }
-            if u64::from(header.total) > qp.agreed.max_message {
-                return Err("a message is longer than agreed".into());
-            }
-            if !self.begin_message(qp, header)? {
-                return Ok(());
-            }
-        }
-        let Some(message) = &self.message else { return Err("a message without a beginning".into()) };
-        let offset = header.offset();
-        if message.kind != header.kind || message.total != header.total || u64::from(message.received) != offset {
-            return Err("a fragment is out of order".into());
-        }
-        self.target = match (message.refused, header.kind) {
-            (true, _) => Target::Discard,
-            (_, Kind::Send) => Target::Receive,
-            _ => Target::Granted,
+            Target::Discard | Target::Operands => Ok(()),
         };
-        Ok(())
+        started.map_err(|failed| self.lost(qp, failed))
     }
 
-    /// The first fragment of a Send or Write: takes a receive where one is needed, and checks the key.
-    /// `false`: it is not carried out.
-    fn begin_message(&mut self, qp: &QpShared, header: &Header) -> Result<bool, Stop> {
-        let imm = header.imm();
-        if header.kind == Kind::Write {
-            self.address = header.address;
-            self.key = None;
-            if header.total > 0 {
-                let (pd, length) = (qp.pd, u64::from(header.total));
-                self.key = qp.ctx.keys.find_remote(header.key, pd, header.address, length, Access::REMOTE_WRITE);
-                if self.key.is_none() {
-                    self.refuse(WcStatus::RemoteAccess);
-                    return Ok(false);
-                }
-            }
-        }
-        if header.kind == Kind::Send || imm.is_some() {
-            // Before looking for a receive: whoever posts one later then tells the peer.
-            let careful = header.has(flag::CAREFUL);
-            if qp.peer_careful.load(Ordering::SeqCst) != careful {
-                qp.peer_careful.store(careful, Ordering::SeqCst);
-            }
-            let pretend = qp.ctx.faults.as_ref().is_some_and(|faults| faults.pretends_rnr());
-            if pretend || !qp.rq.lock().take(&mut self.receive) {
-                qp.peer_careful.store(true, Ordering::SeqCst);
-                qp.rnr_naks_sent.fetch_add(1, Ordering::Relaxed);
-                (self.starving, self.rnr_nak) = (true, true);
-                return Ok(false);
-            }
-            self.holds_receive = true;
-            if header.kind == Kind::Send && u64::from(header.total) > self.receive.capacity {
-                self.complete_receive(qp, WcStatus::LocalLength, Opcode::Receive, 0, None);
-                self.refuse(WcStatus::RemoteInvalidRequest);
-                return Ok(false);
-            }
-        }
-        self.message = Some(Message { kind: header.kind, total: header.total, received: 0, imm, refused: false });
-        Ok(true)
-    }
-
-    /// A frame is complete.
-    fn finish(&mut self, qp: &QpShared, header: &Header) -> Result<(), Stop> {
-        match header.kind {
-            Kind::Send | Kind::Write => {
-                let Some(message) = self.message.as_mut().filter(|_| self.target != Target::Discard) else {
-                    return Ok(());
-                };
-                message.received += header.length;
-                if message.received < message.total {
-                    return Ok(());
-                }
-                let (imm, total) = (message.imm, message.total);
-                self.message = None;
-                self.key = None;
-                self.request_done(qp);
-                if self.holds_receive {
-                    let opcode = if header.kind == Kind::Send { Opcode::Receive } else { Opcode::ReceiveWriteImm };
-                    self.complete_receive(qp, WcStatus::Success, opcode, total, imm);
-                }
-                Ok(())
-            }
-            Kind::ReadRequest => self.read_request(qp, header),
-            Kind::CompareSwap | Kind::FetchAdd => self.atomic_request(qp, header),
-            Kind::ReadResponse if header.has(flag::LAST) => {
-                let mut tx = qp.tx.lock();
-                read_entry(&mut tx, header)?.answered = true;
-                tx.reads_in_flight = tx.reads_in_flight.saturating_sub(1);
-                qp.retire(&mut tx);
-                Ok(())
-            }
-            Kind::ReadResponse => {
-                read_entry(&mut qp.tx.lock(), header)?.received += header.length;
-                Ok(())
-            }
-            Kind::AtomicResponse => self.atomic_response(qp, header),
-            Kind::Ack => {
-                if header.has(flag::SOLICIT) {
-                    qp.ack_pending.store(true, Ordering::SeqCst);
-                }
-                Ok(())
-            }
-            Kind::Nak => Err(Stop::Refused(header.msn, nak_status(header.status))),
-            Kind::RnrNak => {
-                self.take_news(qp)?;
-                let mut tx = qp.tx.lock();
-                let msn = extend(tx.acked, header.msn);
-                qp.rnr_naks_received.fetch_add(1, Ordering::Relaxed);
-                tx.rewind(msn, Duration::from_micros(u64::from(header.total)))?;
-                // Frames that carried an acknowledgement may be gone.
-                qp.ack_pending.store(true, Ordering::SeqCst);
-                qp.check_patience(&mut tx);
-                Ok(())
-            }
-            Kind::Bye => Err(Stop::Bye),
-        }
-    }
-
-    fn read_request(&mut self, qp: &QpShared, header: &Header) -> Result<(), Stop> {
-        if self.skips(header, true)? {
+    /// Waits until all payload is where it belongs: before anybody hears that it is.
+    fn landed(&mut self, qp: &QpShared) -> Result<(), Stop> {
+        if self.landing.is_empty() {
             return Ok(());
         }
-        if self.message.is_some() || u64::from(header.total) > qp.agreed.max_message {
-            return Err("a read inside a message, or longer than agreed".into());
-        }
-        let mut key = None;
-        if header.total > 0 {
-            let (pd, length) = (qp.pd, u64::from(header.total));
-            key = qp.ctx.keys.find_remote(header.key, pd, header.address, length, Access::REMOTE_READ);
-            if key.is_none() {
-                self.refuse(WcStatus::RemoteAccess);
-                return Ok(());
-            }
-        }
-        self.respond(qp, Body::Read { key, address: header.address, total: header.total, offset: 0 })
+        self.landing.wait().map_err(|failed| self.lost(qp, failed))
     }
 
-    fn atomic_request(&mut self, qp: &QpShared, header: &Header) -> Result<(), Stop> {
-        if self.skips(header, true)? {
-            return Ok(());
+    fn lost(&mut self, qp: &QpShared, failed: Failed) -> Stop {
+        // Earlier pieces may still be on their way into the buffer that is given back here.
+        self.landing.clear();
+        if failed.read.is_none() && self.holds_receive {
+            self.complete_receive(qp, WcStatus::Fatal, Opcode::Receive, 0, None);
         }
-        if self.message.is_some() {
-            return Err("an atomic inside a message".into());
-        }
-        if header.address % 8 != 0 {
-            self.refuse(WcStatus::RemoteInvalidRequest);
-            return Ok(());
-        }
-        let key = qp.ctx.keys.find_remote(header.key, qp.pd, header.address, 8, Access::REMOTE_ATOMIC);
-        let old = key.as_deref().and_then(|key| {
-            let _pin = key.pin()?;
-            let (memory, offset) = key.place(header.address)?;
-            let [first, second] = [0, 8].map(|at| {
-                let mut raw = [0; 8];
-                raw.copy_from_slice(&self.operands[at..at + 8]);
-                u64::from_le_bytes(raw)
-            });
-            match header.kind {
-                Kind::CompareSwap => memory.compare_swap(offset, first, second),
-                _ => memory.fetch_add(offset, first),
-            }
-        });
-        match old {
-            Some(old) => self.respond(qp, Body::Old(old)),
-            None => {
-                self.refuse(WcStatus::RemoteAccess);
-                Ok(())
-            }
-        }
+        Stop::Device(Box::new(failed))
     }
 
-    fn respond(&mut self, qp: &QpShared, body: Body) -> Result<(), Stop> {
-        let msn = self.expected;
-        {
-            let mut tx = qp.tx.lock();
-            if tx.responses.len() >= qp.agreed.reads_served as usize {
-                return Err("more reads and atomics in flight than agreed".into());
-            }
-            tx.responses.push_back(Response { msn, body });
-        }
-        self.request_done(qp);
-        Ok(())
-    }
-
-    fn atomic_response(&mut self, qp: &QpShared, header: &Header) -> Result<(), Stop> {
-        let mut tx = qp.tx.lock();
-        let msn = extend(tx.acked, header.msn);
-        let known = msn < tx.sent;
-        let entry = tx.entry(msn).filter(|entry| known && !entry.answered);
-        let Some(entry) = entry.filter(|e| matches!(e.op, WrOp::CompareSwap { .. } | WrOp::FetchAdd { .. })) else {
-            return Err("an answer to no atomic".into());
-        };
-        copy(&entry.sges, 0, &header.address.to_ne_bytes());
-        entry.answered = true;
-        tx.reads_in_flight = tx.reads_in_flight.saturating_sub(1);
-        qp.retire(&mut tx);
-        Ok(())
-    }
-
-    fn request_done(&mut self, qp: &QpShared) {
-        self.expected += 1;
-        qp.done.store(self.expected, Ordering::SeqCst);
-        qp.ack_pending.store(true, Ordering::SeqCst);
-        self.unacked_messages += 1;
-    }
-
-    fn complete_receive(&mut self, qp: &QpShared, status: WcStatus, opcode: Opcode, byte_len: u32, imm: Option<u32>) {
-        self.holds_receive = false;
-        qp.complete(WorkCompletion { wr_id: self.receive.wr_id, status, opcode, byte_len, imm, vendor_error: 0 });
-    }
-
-    /// The expected request cannot be carried out: a NAK ends the queue pair.
-    fn refuse(&mut self, status: WcStatus) {
-        self.refused.get_or_insert((self.expected, status));
-    }
-
-    /// The same in the middle of a message; the rest of it is thrown away.
-    fn refuse_message(&mut self, status: WcStatus) {
-        self.refuse(status);
-        self.target = Target::Discard;
-        if let Some(message) = &mut self.message {
-            message.refused = true;
-        }
-        self.key = None;
+    /// The NAK for a request of the peer that this side failed to carry out.
+    pub(super) fn failure(&self) -> (u64, WcStatus) {
+        self.refused.unwrap_or((self.expected, WcStatus::RemoteOperation))
     }
 
     /// Hands the peer's latest acknowledgement and limit to the sending half.
@@ -598,18 +420,11 @@ impl Rx {
         self.key = None;
         self.frame = None;
         self.target = Target::Discard;
+        (self.device, self.receive.device) = (None, None);
+        self.landing.clear();
         self.read_sges.clear();
         std::mem::take(&mut self.holds_receive).then_some(self.receive.wr_id)
     }
-}
-
-/// The Read that a response belongs to; the fragment must be the next one of it.
-fn read_entry<'a>(tx: &'a mut super::tx::Tx, header: &Header) -> Result<&'a mut super::queue::SendEntry, Stop> {
-    let msn = extend(tx.acked, header.msn);
-    let known = msn < tx.sent;
-    let entry = tx.entry(msn).filter(|entry| known && !entry.answered && matches!(entry.op, WrOp::Read { .. }));
-    let fits = |e: &super::queue::SendEntry| e.length == header.total && u64::from(e.received) == header.offset();
-    entry.filter(|entry| fits(entry)).ok_or(Stop::Protocol("an answer to no read"))
 }
 
 fn copy(sges: &SgeList, offset: usize, mut bytes: &[u8]) {

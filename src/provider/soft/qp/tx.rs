@@ -1,34 +1,29 @@
 //! The sending half: the send queue, the responses owed to the peer, and what goes to the socket next.
 
-use std::cell::Cell;
+mod framing;
+mod lifting;
+mod writing;
+
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
-
+pub(super) use self::framing::nak;
+use self::framing::{BATCH_FRAMES, Frame, Payload, Role};
+use self::lifting::Lifts;
 use super::super::keys::Key;
-use super::super::wire::{ATOMIC_OPERANDS, FRAGMENT, HEADER, Header, Kind, extend, flag};
+use super::super::wire::{HEADER, Header, Kind, extend, flag};
 use super::QpShared;
-use super::queue::{Ring, SendEntry, span};
+use super::queue::{Ring, SendEntry};
 use crate::error::WcStatus;
-use crate::memory::dma::{Gather, MAX_PARTS, Segment};
-use crate::provider::WrOp;
-
-/// Frames and bytes gathered into one system call.
-const BATCH_FRAMES: usize = 32;
-const BATCH_BYTES: usize = 512 << 10;
 
 /// What one call may write before its thread is wanted elsewhere: a fast reader must not keep a poster here for good.
 /// Not more, since filling a TCP socket to the brim (megabytes) drives the data out of the cache before it is read:
 /// pipelined 1 MiB writes over loopback within one thread reach 6 GB/s with 512 KiB, 2 GB/s with 1 or 2 MiB.
 const FLUSH_BYTES: usize = 512 << 10;
-
-/// Stands in for the rest of a read response whose key was revoked in the middle: its header is on the link already.
-static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
 pub(super) struct Response {
     pub msn: u64,
@@ -40,38 +35,6 @@ pub(super) enum Body {
     Old(u64),
     /// `key` is `None` for an empty Read, which needs none.
     Read { key: Option<Arc<Key>>, address: u64, total: u32, offset: u32 },
-}
-
-enum Payload {
-    None,
-    Operands([u8; ATOMIC_OPERANDS]),
-    /// Bytes of a request's scatter/gather list, from this offset.
-    Request(usize),
-    /// Bytes of granted memory.
-    Granted(Arc<Key>, u64),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Ack,
-    Poke,
-    RnrNak,
-    Refusal,
-    Response(u64),
-    Request { msn: u64, last: bool },
-}
-
-struct Frame {
-    header: [u8; HEADER],
-    payload: Payload,
-    len: usize,
-    /// Bytes of header and payload that the socket has taken.
-    sent: usize,
-    role: Role,
-    /// A rewind came while this frame was partly sent: its rest must follow, but it proves nothing.
-    stale: bool,
-    /// The key was revoked before all of the payload was sent.
-    zeroed: Cell<bool>,
 }
 
 /// A request waits for the peer to post a receive.
@@ -97,6 +60,10 @@ pub(super) struct Tx {
     pub responses: VecDeque<Response>,
     frames: VecDeque<Frame>,
     framed_bytes: usize,
+    /// Payload of frames that comes out of a device's memory.
+    lifts: Lifts,
+    /// A device failed: nothing is framed or written any more, and the queue pair is doomed.
+    failed: bool,
     responses_turn: bool,
     /// An RNR NAK for this request is due.
     pub rnr_nak: Option<u64>,
@@ -130,6 +97,8 @@ impl Tx {
             responses: VecDeque::with_capacity(16),
             frames: VecDeque::with_capacity(BATCH_FRAMES),
             framed_bytes: 0,
+            lifts: Lifts::default(),
+            failed: false,
             responses_turn: false,
             rnr_nak: None,
             refusal: None,
@@ -215,11 +184,15 @@ impl Tx {
 
     /// Forgets frames that were not begun; one that was must be finished.
     fn drop_frames(&mut self, unwanted: impl Fn(Role) -> bool) {
+        let lifts = &mut self.lifts;
         self.frames.retain_mut(|frame| {
             if !unwanted(frame.role) {
                 return true;
             }
             frame.stale = true;
+            if frame.sent == 0 {
+                frame.release(lifts);
+            }
             frame.sent > 0
         });
         self.framed_bytes = self.frames.iter().map(|f| HEADER + f.len - f.sent).sum();
@@ -230,7 +203,20 @@ impl Tx {
     ///
     /// A full socket is left alone until epoll says that it takes bytes again: trying earlier fills each gap as it opens,
     /// with many small pieces where one large one would do.
-    pub(super) fn flush(&mut self, qp: &QpShared, mut ack: bool) -> bool {
+    ///
+    /// Where payload comes out of a device's memory, the thread also waits for copies: in front of each write for those into
+    /// one bounce at most, which began while the write before was under way, and at the end for what was fetched for peers.
+    pub(super) fn flush(&mut self, qp: &QpShared, ack: bool) -> bool {
+        let more = self.write_on(qp, ack);
+        if !self.lifts.is_empty() {
+            if let Err((slot, error)) = self.lifts.let_go() {
+                self.lose(qp, slot, &error);
+            }
+        }
+        more
+    }
+
+    fn write_on(&mut self, qp: &QpShared, mut ack: bool) -> bool {
         if self.blocked {
             if ack {
                 qp.ack_pending.store(true, Ordering::SeqCst);
@@ -238,7 +224,7 @@ impl Tx {
             return false;
         }
         let mut budget = FLUSH_BYTES;
-        while self.broken.is_none() && self.refusal_sent.is_none() {
+        while self.broken.is_none() && self.refusal_sent.is_none() && !self.failed {
             if self.fill(qp) {
                 ack = false;
             }
@@ -254,6 +240,9 @@ impl Tx {
                 self.block(qp);
                 qp.cq.notify();
                 return true;
+            }
+            if self.failed || !(self.lifts.is_empty() || self.await_payload(qp)) {
+                break;
             }
             match self.write(qp.socket.as_fd()) {
                 Ok((taken, offered)) => {
@@ -290,15 +279,6 @@ impl Tx {
         false
     }
 
-    /// An acknowledgement of its own. While the socket is full, one that waits already is brought up to date instead.
-    fn frame_ack(&mut self, qp: &QpShared) {
-        if self.frames.back().is_some_and(|frame| frame.role == Role::Ack && frame.sent == 0) {
-            self.frames.pop_back();
-            self.framed_bytes -= HEADER;
-        }
-        self.frame(qp, Header::new(Kind::Ack), Payload::None, Role::Ack);
-    }
-
     /// Goes on where the socket was full.
     pub(super) fn resume(&mut self, qp: &QpShared) -> bool {
         std::mem::take(&mut self.blocked) && self.flush(qp, qp.owes_ack())
@@ -329,306 +309,5 @@ impl Tx {
             self.frame(qp, header, Payload::None, Role::Poke);
         }
         self.flush(qp, false);
-    }
-
-    /// Queues frames for one system call; whether there are any new ones.
-    fn fill(&mut self, qp: &QpShared) -> bool {
-        let mut any = false;
-        while self.frames.len() < BATCH_FRAMES && self.framed_bytes < BATCH_BYTES {
-            let framed = if let Some(msn) = self.rnr_nak.take() {
-                let micros = qp.config.rnr_timer.as_micros().min(u128::from(u32::MAX)) as u32;
-                let header = Header { msn: msn as u32, total: micros, ..Header::new(Kind::RnrNak) };
-                self.frame(qp, header, Payload::None, Role::RnrNak);
-                true
-            } else {
-                self.responses_turn = !self.responses_turn;
-                let first = self.responses_turn;
-                (first && self.frame_response(qp)) || self.frame_request(qp) || (!first && self.frame_response(qp))
-            };
-            if !framed {
-                break;
-            }
-            any = true;
-        }
-        if self.responses.is_empty() {
-            if let Some((msn, status)) = self.refusal.filter(|_| !self.frames.iter().any(|f| f.role == Role::Refusal)) {
-                self.frame(qp, nak(msn, status), Payload::None, Role::Refusal);
-                any = true;
-            }
-        }
-        any
-    }
-
-    fn frame(&mut self, qp: &QpShared, mut header: Header, payload: Payload, role: Role) {
-        if qp.owes_ack() {
-            qp.ack_pending.store(false, Ordering::SeqCst);
-        }
-        (header.ack, header.limit) = qp.piggyback();
-        if self.careful {
-            header.flags |= flag::CAREFUL;
-        }
-        let len = header.length as usize;
-        self.framed_bytes += HEADER + len;
-        let header = header.encode();
-        self.frames.push_back(Frame { header, payload, len, sent: 0, role, stale: false, zeroed: Cell::new(false) });
-    }
-
-    fn frame_response(&mut self, qp: &QpShared) -> bool {
-        let Some(Response { msn, body }) = self.responses.front_mut() else { return false };
-        let msn = *msn;
-        let mut header = Header { msn: msn as u32, ..Header::new(Kind::ReadResponse) };
-        let (payload, finished) = match body {
-            Body::Old(value) => {
-                header.kind = Kind::AtomicResponse;
-                header.address = *value;
-                (Payload::None, true)
-            }
-            Body::Read { key, address, total, offset } => {
-                let len = ((*total - *offset) as usize).min(FRAGMENT);
-                header.total = *total;
-                header.address = u64::from(*offset);
-                header.length = len as u32;
-                match key {
-                    Some(key) if len > 0 => {
-                        let payload = Payload::Granted(Arc::clone(key), *address + u64::from(*offset));
-                        *offset += len as u32;
-                        (payload, false)
-                    }
-                    _ => {
-                        header.flags = flag::LAST;
-                        (Payload::None, true)
-                    }
-                }
-            }
-        };
-        if finished {
-            self.responses.pop_front();
-        }
-        self.frame(qp, header, payload, Role::Response(msn));
-        true
-    }
-
-    fn frame_request(&mut self, qp: &QpShared) -> bool {
-        let (msn, offset) = (self.next, self.offset);
-        let Some(entry) = self.sq.get((msn - self.base) as usize) else { return false };
-        if entry.poison.is_some() || self.refusal.is_some() {
-            return false;
-        }
-        if entry.wants_answer() && self.reads_in_flight >= qp.agreed.reads_started {
-            return false;
-        }
-        if self.careful && offset == 0 && entry.receive.is_some_and(|receive| receive >= self.peer_limit) {
-            self.hold_back(msn);
-            return false;
-        }
-        let total = entry.length as usize;
-        let mut header = Header { msn: msn as u32, total: entry.length, ..Header::new(Kind::Send) };
-        let mut payload = Payload::None;
-        let mut last = true;
-        match entry.op {
-            WrOp::Send { imm } | WrOp::Write { imm, .. } => {
-                let len = (total - offset).min(FRAGMENT);
-                last = offset + len == total;
-                header.length = len as u32;
-                header.address = offset as u64;
-                header.flags |= if last { flag::LAST } else { 0 };
-                if offset == 0 {
-                    header.flags |= flag::FIRST;
-                }
-                if let WrOp::Write { remote, .. } = entry.op {
-                    header.kind = Kind::Write;
-                    if offset == 0 {
-                        (header.address, header.key) = (remote.address, remote.rkey);
-                    }
-                }
-                if let Some(imm) = imm {
-                    header.flags |= flag::IMM;
-                    header.imm = imm;
-                }
-                if len > 0 {
-                    payload = Payload::Request(offset);
-                }
-            }
-            WrOp::Read { remote } => {
-                header.kind = Kind::ReadRequest;
-                (header.address, header.key) = (remote.address, remote.rkey);
-            }
-            WrOp::CompareSwap { remote, compare, swap } => {
-                header.kind = Kind::CompareSwap;
-                (header.address, header.key) = (remote.address, remote.rkey);
-                payload = operands(&mut header, compare, swap);
-            }
-            WrOp::FetchAdd { remote, add } => {
-                header.kind = Kind::FetchAdd;
-                (header.address, header.key) = (remote.address, remote.rkey);
-                payload = operands(&mut header, add, 0);
-            }
-        }
-        if entry.wants_answer() {
-            self.reads_in_flight += 1;
-        }
-        if last {
-            (self.next, self.offset) = (msn + 1, 0);
-        } else {
-            self.offset = offset + header.length as usize;
-        }
-        if let Some(starved) = &mut self.starved {
-            starved.blocked = false;
-        }
-        self.frame(qp, header, payload, Role::Request { msn, last });
-        true
-    }
-
-    fn hold_back(&mut self, msn: u64) {
-        match &mut self.starved {
-            Some(starved) if starved.msn == msn => starved.blocked = true,
-            _ => self.starved = Some(Starved { msn, since: Instant::now(), blocked: true }),
-        }
-    }
-
-    /// One system call for all queued frames: how many bytes it took, and how many there were.
-    fn write(&self, socket: BorrowedFd<'_>) -> io::Result<(usize, usize)> {
-        let mut gather = Gather::new();
-        // Memory of the peer's Reads stays pinned for this one call.
-        let mut pins = SmallVec::<[_; 8]>::new();
-        let mut allowed = self.cut_after.unwrap_or(u64::MAX);
-        for frame in &self.frames {
-            if gather.parts() >= MAX_PARTS / 2 {
-                break;
-            }
-            let done = frame.sent.saturating_sub(HEADER);
-            let left = (frame.len - done).min(usize::try_from(allowed).unwrap_or(usize::MAX));
-            allowed -= left as u64;
-            if frame.sent < HEADER {
-                gather.push_bytes(&frame.header[frame.sent..]);
-            }
-            match &frame.payload {
-                Payload::None => {}
-                Payload::Operands(bytes) => gather.push_bytes(&bytes[done..done + left]),
-                Payload::Request(offset) => {
-                    for piece in self.pieces(frame.role, offset + done, left) {
-                        gather.push(piece);
-                    }
-                }
-                Payload::Granted(key, address) => {
-                    // Once a part of it is zeros, the rest may as well be: the NAK follows.
-                    let pin = if frame.zeroed.get() { None } else { key.pin() };
-                    match pin.zip(key.at(address + done as u64, left)) {
-                        Some((pin, piece)) => {
-                            pins.push(pin);
-                            gather.push_shared(piece);
-                        }
-                        None => {
-                            frame.zeroed.set(true);
-                            push_zeros(&mut gather, left);
-                            // Nothing behind it: the end of this response must not follow.
-                            break;
-                        }
-                    }
-                }
-            }
-            if left < frame.len - done {
-                break;
-            }
-        }
-        let offered = gather.len();
-        let taken = gather.send(socket);
-        drop(pins);
-        Ok((taken?, offered))
-    }
-
-    /// The memory behind a request's frame.
-    fn pieces(&self, role: Role, offset: usize, len: usize) -> impl Iterator<Item = Segment> + '_ {
-        let entry = match role {
-            Role::Request { msn, .. } => self.sq.get(msn.wrapping_sub(self.base) as usize),
-            _ => None,
-        };
-        span(entry.map_or(&[], |entry| &entry.sges), offset, len)
-    }
-
-    fn consume(&mut self, mut taken: usize) {
-        self.framed_bytes = self.framed_bytes.saturating_sub(taken);
-        let mut revoked = None;
-        while let Some(frame) = self.frames.front_mut() {
-            let step = taken.min(HEADER + frame.len - frame.sent);
-            if let Some(cut) = &mut self.cut_after {
-                let payload = (frame.sent + step).saturating_sub(HEADER) - frame.sent.saturating_sub(HEADER);
-                *cut = cut.saturating_sub(payload as u64);
-            }
-            frame.sent += step;
-            taken -= step;
-            if frame.sent < HEADER + frame.len {
-                break;
-            }
-            let (role, stale, zeroed) = (frame.role, frame.stale, frame.zeroed.get());
-            self.frames.pop_front();
-            match role {
-                Role::Request { msn, last: true } if !stale => self.sent = msn + 1,
-                Role::Response(msn) if zeroed && !stale => revoked = revoked.or(Some(msn)),
-                Role::Refusal => self.refusal_sent = self.refusal.map(|(_, status)| status),
-                _ => {}
-            }
-        }
-        // Only now is it known which frames were begun.
-        if let Some(msn) = revoked {
-            self.refuse_response(msn);
-        }
-    }
-
-    /// The memory of a Read was revoked while it was being served.
-    fn refuse_response(&mut self, msn: u64) {
-        self.refusal = Some((msn, WcStatus::RemoteAccess));
-        self.responses.clear();
-        self.drop_frames(|role| matches!(role, Role::Response(_) | Role::Refusal));
-    }
-
-    /// What must still go out for the peer to understand the frames that follow: the rest of a frame that was begun.
-    pub(super) fn rest_of_frame(&mut self, out: &mut Vec<u8>) {
-        let Some(frame) = self.frames.front().filter(|frame| frame.sent > 0) else { return };
-        let done = frame.sent.saturating_sub(HEADER);
-        let left = frame.len - done;
-        out.extend_from_slice(&frame.header[frame.sent.min(HEADER)..]);
-        let end = out.len() + left;
-        match &frame.payload {
-            Payload::None => {}
-            Payload::Operands(bytes) => out.extend_from_slice(&bytes[done..]),
-            Payload::Request(offset) => {
-                self.pieces(frame.role, offset + done, left).for_each(|piece| piece.append_to(out));
-            }
-            // Zeros do: the end of this response never comes, so nobody takes it for the data.
-            Payload::Granted(..) => {}
-        }
-        out.resize(end, 0);
-        self.frames.clear();
-        self.framed_bytes = 0;
-    }
-
-    /// Lets go of everything that names memory of a user.
-    pub(super) fn clear(&mut self) {
-        self.frames.clear();
-        self.framed_bytes = 0;
-        self.responses.clear();
-        self.starved = None;
-        self.rnr_nak = None;
-    }
-}
-
-pub(super) fn nak(msn: u64, status: WcStatus) -> Header {
-    Header { msn: msn as u32, status: status.as_raw() as u16, ..Header::new(Kind::Nak) }
-}
-
-fn operands(header: &mut Header, first: u64, second: u64) -> Payload {
-    header.length = ATOMIC_OPERANDS as u32;
-    let mut bytes = [0; ATOMIC_OPERANDS];
-    bytes[..8].copy_from_slice(&first.to_le_bytes());
-    bytes[8..].copy_from_slice(&second.to_le_bytes());
-    Payload::Operands(bytes)
-}
-
-fn push_zeros(gather: &mut Gather<'_>, mut len: usize) {
-    while len > 0 {
-        let piece = len.min(ZEROS.len());
-        gather.push_bytes(&ZEROS[..piece]);
-        len -= piece;
     }
 }

@@ -5,12 +5,12 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
 use super::super::qp::Agreed;
-use super::super::wire::{FRAGMENT, HEADER, Header, Kind, flag};
+use super::super::wire::{DEVICE_FRAGMENT, HEADER, Header, Kind, flag};
 use super::*;
 use crate::error::CloseReason;
 
 /// A queue pair whose peer is a bare socket.
-fn victim(depth: u32) -> (Side, TcpStream) {
+pub(super) fn victim(depth: u32) -> (Side, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (socket, _) = listener.accept().unwrap();
@@ -54,7 +54,7 @@ fn frames_that_break_the_rules_close_the_queue_pair() {
         ("no beginning", vec![Header { address: 8, ..send(flag::LAST, 0, 8, 0) }]),
         ("too long", vec![send(FIRST, 0, 1 << 21, 0)]),
         ("longer than anything", vec![send(FIRST, 0, u32::MAX, 0)]),
-        ("a fragment too long", vec![send(FIRST, FRAGMENT as u32 + 1, 1 << 20, 0)]),
+        ("a fragment too long", vec![send(FIRST, DEVICE_FRAGMENT as u32 + 1, 1 << 20, 0)]),
         ("a beginning in a message", vec![send(FIRST, HEADER as u32, 80, 0), ack, send(FIRST, 1, 8, 0)]),
         ("a read in a message", vec![send(FIRST, HEADER as u32, 80, 0), ack, read(0)]),
         ("acknowledges the future", vec![Header { ack: 1, ..ack }]),

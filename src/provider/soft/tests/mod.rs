@@ -1,6 +1,7 @@
 //! Two devices in one process, driven through the provider's calls alone.
 
 mod adversity;
+mod device;
 mod engine;
 mod errors;
 mod flow;
@@ -122,6 +123,7 @@ fn pair(link: Link) -> (Side, Side) {
 
 /// Registered memory, read and written only through raw copies.
 struct Memory {
+    device: Option<Arc<device::Double>>,
     mr: Mr,
     segment: Segment,
     words: Arc<Vec<u64>>,
@@ -137,7 +139,7 @@ impl Memory {
     fn of(pd: &Pd, len: usize) -> Self {
         let mut words = vec![0u64; len.div_ceil(8)];
         let segment = Segment::new(words.as_mut_ptr().cast(), len);
-        Self { mr: pd.register(segment).unwrap(), segment, words: Arc::new(words) }
+        Self { device: None, mr: pd.register(segment).unwrap(), segment, words: Arc::new(words) }
     }
 
     fn pattern(side: &Side, len: usize, seed: u8) -> Self {
@@ -147,13 +149,23 @@ impl Memory {
     }
 
     fn set(&self, offset: usize, bytes: &[u8]) {
-        self.segment.slice(offset, bytes.len()).unwrap().copy_from(bytes);
+        let place = self.segment.slice(offset, bytes.len()).unwrap();
+        match &self.device {
+            Some(device) => device.put(place.address(), bytes),
+            None => place.copy_from(bytes),
+        }
     }
 
     fn get(&self, offset: usize, len: usize) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.segment.slice(offset, len).unwrap().append_to(&mut out);
-        out
+        let place = self.segment.slice(offset, len).unwrap();
+        match &self.device {
+            Some(device) => device.get(place.address(), len),
+            None => {
+                let mut out = Vec::new();
+                place.append_to(&mut out);
+                out
+            }
+        }
     }
 
     fn all(&self) -> Vec<u8> {

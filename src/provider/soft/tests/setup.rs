@@ -67,9 +67,9 @@ fn strangers_are_told_apart() {
         let cases: [(&[u8], &str); 5] = [
             (b"GET / HTTP/1.1\r\n\r\n", "does not speak this protocol"),
             (b"rdma\x63\x01\x00\x00", "version 99"),
-            (b"rdma\x01\x01\xff\xff", "the limit is"),
-            (b"rdma\x01\x01\x03\x00abc", "too short"),
-            (b"rdma\x01", "closed the socket"),
+            (b"rdma\x02\x01\xff\xff", "the limit is"),
+            (b"rdma\x02\x01\x03\x00abc", "too short"),
+            (b"rdma\x02", "closed the socket"),
         ];
         for (bytes, complaint) in cases {
             let mut client = tokio::net::TcpStream::connect(at).await.unwrap();

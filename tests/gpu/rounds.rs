@@ -1,0 +1,215 @@
+//! Bytes that one kernel makes and another one checks, with every verb, over every combination of ends.
+
+use tokio::join;
+use tokio_rdma::gpu::GpuPath;
+use tokio_rdma::{Access, Buffer};
+
+use crate::common::rig::contents;
+use crate::common::{End, Rig};
+use crate::gpu::{Gpu, fake, host_mismatches, pattern};
+
+gpu_cases!(
+    sent_and_received,
+    sent_by_the_host_and_received_by_the_gpu,
+    sent_by_the_gpu_and_received_by_the_host,
+    written,
+    written_with_immediate,
+    read,
+    parts_of_a_buffer,
+    many_in_flight,
+    one_end_in_both_roles,
+    atomics_on_memory_of_the_gpu,
+);
+
+/// A whole page, less, more, odd ones, and more than the software device takes in one piece.
+fn lengths() -> Vec<usize> {
+    let mut lengths = vec![1, 8, 17, 4095, 4097, 64 << 10, (256 << 10) - 1, (256 << 10) + 1, 1 << 20, (5 << 20) + 1];
+    if fake().is_none() {
+        lengths.push(64 << 20);
+    }
+    lengths
+}
+
+async fn sent_and_received(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    for len in lengths() {
+        for (one, other) in pair.directions() {
+            let seed = 3 * len as u64;
+            let source = gpu.filled(&one.domain, len, seed);
+            assert_eq!(source.path(), GpuPath::Software);
+            let target = gpu.alloc(&other.domain, len + 3);
+            let (received, sent) = join!(other.receive(target), one.send(source));
+            let received = received.unwrap();
+            assert_eq!((received.len, received.in_buffer), (len, true));
+            assert_eq!(gpu.mismatches(&received.buffer, len, seed), 0, "{len} bytes");
+            assert_eq!(gpu.contents(&received.buffer)[len..], [0, 0, 0], "nothing behind the message is touched");
+            assert_eq!(gpu.mismatches(&sent.unwrap(), len, seed), 0);
+        }
+    }
+}
+
+fn of_host(end: &End, len: usize, seed: u64) -> Buffer {
+    end.domain.register(pattern(len, seed)).unwrap()
+}
+
+async fn sent_by_the_host_and_received_by_the_gpu(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    for len in lengths() {
+        for (one, other) in pair.directions() {
+            let target = gpu.alloc(&other.domain, len);
+            let (received, sent) = join!(other.receive(target), one.send(of_host(one, len, 5)));
+            assert_eq!(gpu.mismatches(&received.unwrap().buffer, len, 5), 0, "{len} bytes");
+            sent.unwrap();
+        }
+    }
+}
+
+async fn sent_by_the_gpu_and_received_by_the_host(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    for len in lengths() {
+        for (one, other) in pair.directions() {
+            let source = gpu.filled(&one.domain, len, 6);
+            let (received, sent) = join!(other.receive(other.buffer(len)), one.send_with_immediate(source, len as u32));
+            let received = received.unwrap();
+            assert_eq!(received.immediate, Some(len as u32));
+            assert_eq!(host_mismatches(received.message(), 6), 0, "{len} bytes");
+            sent.unwrap();
+        }
+    }
+}
+
+async fn written(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    for len in lengths() {
+        for (one, other) in pair.directions() {
+            let on_gpu = gpu.exposed(other, len);
+            one.write(gpu.filled(&one.domain, len, 1), &on_gpu.remote()).await.unwrap();
+            assert_eq!(gpu.mismatches_in(&on_gpu, len, 1), 0, "{len} bytes");
+            one.write(of_host(one, len, 2), &on_gpu.remote()).await.unwrap();
+            let back = on_gpu.reclaim().unwrap();
+            assert_eq!(gpu.mismatches(&back, len, 2), 0, "{len} bytes");
+
+            let on_host = other.exposed(len);
+            one.write(gpu.filled(&one.domain, len, 3), &on_host.remote()).await.unwrap();
+            assert_eq!(host_mismatches(&contents(&on_host), 3), 0, "{len} bytes");
+        }
+    }
+}
+
+async fn written_with_immediate(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    for len in lengths() {
+        for (one, other) in pair.directions() {
+            let region = gpu.exposed(other, len);
+            // The notice comes to a buffer of the GPU as well.
+            let notice = gpu.alloc(&other.domain, 1);
+            let (noticed, written) = join!(
+                other.receive(notice),
+                one.write_with_immediate(gpu.filled(&one.domain, len, 4), &region.remote(), 9)
+            );
+            written.unwrap();
+            let noticed = noticed.unwrap();
+            assert_eq!((noticed.immediate, noticed.in_buffer, noticed.len), (Some(9), false, len));
+            assert_eq!(gpu.mismatches_in(&region, len, 4), 0, "{len} bytes");
+        }
+    }
+}
+
+async fn read(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    for len in lengths() {
+        for (one, other) in pair.directions() {
+            let mut source = gpu.alloc(&other.domain, len);
+            gpu.fill(&gpu.stream(), &mut source, 7);
+            source.idle().await.unwrap();
+            let on_gpu = source.expose(Access::REMOTE_READ).unwrap();
+            let read = one.read(gpu.alloc(&one.domain, len), &on_gpu.remote()).await.unwrap();
+            assert_eq!(gpu.mismatches(&read, len, 7), 0, "{len} bytes");
+            let read = one.read(one.buffer(len), &on_gpu.remote()).await.unwrap();
+            assert_eq!(host_mismatches(&read, 7), 0, "{len} bytes");
+
+            let on_host = of_host(other, len, 8).expose(Access::REMOTE_READ).unwrap();
+            let read = one.read(gpu.alloc(&one.domain, len), &on_host.remote()).await.unwrap();
+            assert_eq!(gpu.mismatches(&read, len, 8), 0, "{len} bytes");
+        }
+    }
+}
+
+async fn parts_of_a_buffer(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    let (one, other) = (&pair.client, &pair.server);
+    let cuts = [1, 8, 1000, 70_001];
+    let mut source = gpu.filled(&one.domain, 100_000, 1);
+    let mut target = gpu.alloc(&other.domain, 100_000);
+    let mut parts = (Vec::new(), Vec::new());
+    for at in cuts {
+        let ((), sent) = join!(
+            async {
+                let part = other.receive(target.split_to(at).unwrap()).await.unwrap();
+                parts.1.push(part.buffer);
+            },
+            one.send(source.split_to(at).unwrap())
+        );
+        parts.0.push(sent.unwrap());
+    }
+    let (received, sent) = join!(other.receive(target), one.send(source));
+    parts.0.push(sent.unwrap());
+    parts.1.push(received.unwrap().buffer);
+    for parts in [parts.0, parts.1] {
+        let whole = parts.into_iter().reduce(|first, second| first.unsplit(second).unwrap()).unwrap();
+        assert_eq!((whole.len(), gpu.mismatches(&whole, 100_000, 1)), (100_000, 0));
+    }
+}
+
+async fn many_in_flight(rig: Rig) {
+    const COUNT: u64 = 64;
+    const LEN: usize = 30_001;
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    for (one, other) in pair.directions() {
+        let mut receives: Vec<_> = (0..COUNT).map(|_| other.receive(gpu.alloc(&other.domain, LEN))).collect();
+        for receive in &mut receives {
+            receive.try_post().unwrap();
+        }
+        let mut sources = Vec::new();
+        for seed in 0..COUNT {
+            let source = gpu.filled(&one.domain, LEN, seed);
+            // So that they are posted in order.
+            source.idle().await.unwrap();
+            sources.push(source);
+        }
+        let sends = sources.into_iter().map(|source| one.send(source));
+        let (received, sent) = join!(futures::future::join_all(receives), futures::future::join_all(sends));
+        for (seed, received) in received.into_iter().enumerate() {
+            assert_eq!(gpu.mismatches(&received.unwrap().buffer, LEN, seed as u64), 0);
+        }
+        assert!(sent.into_iter().all(|sent| sent.is_ok()));
+    }
+}
+
+/// A connection of a device to itself: both buffers belong to one domain.
+async fn one_end_in_both_roles(rig: Rig) {
+    let gpu = Gpu::open();
+    let domain = rig.domain();
+    let pair = rig.connect(&domain, &domain).await;
+    let whole = gpu.filled(&domain, 3 << 20, 3);
+    let received = {
+        let (received, sent) = join!(pair.server.receive(gpu.alloc(&domain, 3 << 20)), pair.client.send(whole));
+        sent.unwrap();
+        received.unwrap().buffer
+    };
+    assert_eq!(gpu.mismatches(&received, 3 << 20, 3), 0);
+}
+
+async fn atomics_on_memory_of_the_gpu(rig: Rig) {
+    let (gpu, pair) = (Gpu::open(), rig.pair().await);
+    let (one, other) = (&pair.client, &pair.server);
+    let region = gpu.exposed(other, 64);
+    let word = region.remote().slice(8..16).unwrap();
+    assert_eq!(one.fetch_add(&word, 40).await.unwrap(), 0);
+    assert_eq!(one.fetch_add(&word, 2).await.unwrap(), 40);
+    assert_eq!(one.compare_swap(&word, 42, 7).await.unwrap(), 42);
+    assert_eq!(one.compare_swap(&word, 42, 8).await.unwrap(), 7);
+    let stream = gpu.stream();
+    let words = stream.clone_dtoh(&region.read_on::<u64>(&stream).unwrap()).unwrap();
+    assert_eq!(words, [0, 7, 0, 0, 0, 0, 0, 0]);
+}
