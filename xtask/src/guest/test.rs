@@ -27,7 +27,10 @@ pub struct Args {
 }
 
 /// The test programs that know how to use a NIC.
-const TESTS: [&str; 3] = ["verbs", "conformance", "allocations"];
+const TESTS: [&str; 4] = ["verbs", "conformance", "allocations", "gpu"];
+
+/// Stands in for the driver of a GPU, which the guest has not.
+const STAND_IN: &str = "libfake_cuda.so";
 
 /// What the tests watch the programs with.
 const TOOLS: &[&str] = &["strace"];
@@ -69,6 +72,7 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
     install(&TOOLS.join(" "))?;
     let tests = args.tests.iter().map(|test| format!("--test {test}")).collect::<Vec<_>>().join(" ");
     let mut programs = build("test --no-run", &tests)?;
+    let stand_in = programs.iter().position(|file| file.file_name() == Some(STAND_IN)).map(|at| programs.remove(at));
     let mut job: String = args.env.iter().map(|variable| format!("export '{variable}'\n")).collect();
     for program in &programs {
         let (name, filters) = (name_of(program)?, args.filters.join(" "));
@@ -77,6 +81,10 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
             &format!("/programs/{name} --ignored --test-threads=1 {filters}\necho \"guest: {name} exited with $?\"\n");
     }
     let expected = programs.len();
+    if args.tests.iter().any(|test| test == "gpu") {
+        job.insert_str(0, &format!("export FAKE_CUDA_LIBRARY=/programs/{STAND_IN}\n"));
+        programs.push(stand_in.with_context(|| format!("cargo did not build {STAND_IN}"))?);
+    }
     let everything = args.filters.is_empty() && args.tests.len() == TESTS.len();
     if everything {
         programs.extend(build("build", "--example quickstart")?);
@@ -100,7 +108,7 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Builds programs for the guest.
+/// Builds programs for the guest, and the library that one of them loads.
 fn build(how: &str, what: &str) -> Result<Vec<Utf8PathBuf>> {
     let command = Command::new("cargo").args(how).args(what);
     let command = command.args("--profile=guest --message-format=json --package tokio-rdma --all-features");
@@ -108,6 +116,7 @@ fn build(how: &str, what: &str) -> Result<Vec<Utf8PathBuf>> {
     for message in cargo_metadata::Message::parse_stream(command.stdout()?.as_bytes()) {
         if let cargo_metadata::Message::CompilerArtifact(artifact) = message? {
             programs.extend(artifact.executable);
+            programs.extend(artifact.filenames.into_iter().filter(|file| file.file_name() == Some(STAND_IN)));
         }
     }
     Ok(programs)

@@ -37,6 +37,7 @@ pub fn miri(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     }
 }
 
+const NO_GPU: &str = "gpu: its stand-in checks uses of memory itself, in the step test only";
 const NO_COUNTS: &str = "allocations: a sanitizer allocates by itself, so they are counted in the step test only";
 
 pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
@@ -58,7 +59,7 @@ pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
         // It stops all threads by way of ptrace, which some containers and all debuggers prevent.
         let tests = rust::test_library(tools, &nightly, "sanitizer", with("detect_leaks=0"))?;
         let mut outcome = Outcome::passed_with(format!("{} tests", tests));
-        outcome.skips.push(NO_COUNTS.into());
+        outcome.skips.extend([NO_COUNTS, NO_GPU].map(Into::into));
         outcome.skips.push("leaks: the leak sanitizer cannot trace threads here".into());
         return Ok(outcome);
     }
@@ -67,7 +68,7 @@ pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     }
     let tests = rust::test_library(tools, &nightly, "sanitizer", with("detect_leaks=1"))?;
     let mut outcome = Outcome::passed_with(format!("{} tests, leaks included", tests));
-    outcome.skips.push(NO_COUNTS.into());
+    outcome.skips.extend([NO_COUNTS, NO_GPU].map(Into::into));
     Ok(outcome)
 }
 
