@@ -1,5 +1,6 @@
 //! The same with nothing of this crate: CUDA alone, and a plain socket.
 
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use crate::figures::median;
 /// Memory on both sides, and a stream.
 pub struct Bare {
     stream: Arc<CudaStream>,
-    pinned: PinnedHostSlice<u8>,
-    device: std::cell::RefCell<CudaSlice<u8>>,
+    pinned: RefCell<PinnedHostSlice<u8>>,
+    device: RefCell<CudaSlice<u8>>,
 }
 
 impl Bare {
@@ -26,17 +27,21 @@ impl Bare {
         // SAFETY: written before it is read, a few lines below. Not write-combined.
         let mut pinned = unsafe { context.alloc_pinned_with_flags::<u8>(len, 0)? };
         pinned.as_mut_slice()?.fill(7);
-        let device = stream.alloc_zeros::<u8>(len)?.into();
-        Ok(Self { stream, pinned, device })
+        let device = stream.alloc_zeros::<u8>(len)?;
+        Ok(Self { stream, pinned: pinned.into(), device: device.into() })
     }
 
     /// Copies `size` bytes to the GPU, records an event and asks for it until it is done; the median in microseconds.
+    ///
+    /// The CPU has just written the bytes, as it has when they came out of a socket: the GPU then fetches them from its caches.
     pub fn latency(&self, size: usize, times: usize) -> Result<f64> {
         let mut device = self.device.borrow_mut();
         let event = self.stream.context().new_event(None)?;
-        let source = &self.pinned.as_slice()?[..size];
+        let mut pinned = self.pinned.borrow_mut();
         let mut taken = Vec::with_capacity(times);
-        for _ in 0..times {
+        for round in 0..times {
+            pinned.as_mut_slice()?[..size].fill(round as u8);
+            let source = &pinned.as_slice()?[..size];
             let started = Instant::now();
             self.stream.memcpy_htod(source, &mut device.slice_mut(..size))?;
             event.record(&self.stream)?;
@@ -51,7 +56,8 @@ impl Bare {
     /// Copies all of the memory to the GPU, one copy at a time; the median in GB/s.
     pub fn throughput(&self, times: usize) -> Result<f64> {
         let mut device = self.device.borrow_mut();
-        let source = self.pinned.as_slice()?;
+        let pinned = self.pinned.borrow();
+        let source = pinned.as_slice()?;
         let mut rates = Vec::with_capacity(times);
         for _ in 0..times {
             let started = Instant::now();

@@ -1,28 +1,20 @@
 //! Registered memory of a GPU.
-#![allow(unsafe_code)]
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use bytemuck::Pod;
-use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::allocation::Allocation;
-use super::device::{GpuDevice, Inner};
+use super::device::GpuDevice;
 use super::driver;
 use super::error::GpuError;
-use super::events::{self, Event};
+use super::events;
 use super::exposed::{GpuExposeError, GpuExposedRegion};
 use super::guard::{GpuRead, GpuWrite};
-use super::kind::MemoryKind;
-use super::register::{self, GpuPath, PathPolicy, Registered};
-use super::staging::Mirror;
-use super::uses::{Pending, Uses};
-use super::waiter::Waiting;
+use super::held::Held;
+use super::register::GpuPath;
 use crate::error::Result;
-use crate::memory::device::DevicePiece;
 use crate::memory::piece::Piece;
 use crate::memory::{Access, MemoryRegion, ProtectionDomain};
 use crate::op::role::Role;
@@ -77,169 +69,8 @@ pub struct GpuBuffer {
     held: Option<Box<Held>>,
 }
 
-pub(super) struct Held {
-    pub(super) piece: DevicePiece,
-    pub(super) gpu: GpuDevice,
-    pub(super) uses: Mutex<Uses>,
-    path: GpuPath,
-    mirror: Option<Arc<Mirror>>,
-    /// Copying to the mirror, before an operation.
-    copying: Option<(Event, Option<Waiting>)>,
-    /// The operation that the bytes are ready for.
-    ready: Option<Role>,
-}
-
 impl GpuBuffer {
-    /// Allocates and registers `len` zeroed bytes on the GPU, by a direct path: see [`PathPolicy::Direct`].
-    ///
-    /// The memory is mapped in units of 2 MiB on the GPUs of today, however short the buffer (of 64 KiB, by `cuMemAlloc`, where a GPU
-    /// cannot map). Both allocating and registering cost far more than an operation: do it ahead of time, and
-    /// [split](Self::split_to) large buffers rather than making many small ones.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Limit`](crate::Error::Limit) when `len` is 0 or above the device's [`max_region`](crate::DeviceLimits::max_region);
-    /// [`Error::Gpu`](crate::Error::Gpu) when there is no memory, or no path, with the reason for each that was tried.
-    pub fn alloc(gpu: &GpuDevice, domain: &ProtectionDomain, len: usize) -> Result<Self> {
-        Self::alloc_with(gpu, domain, len, PathPolicy::default())
-    }
-
-    /// The same by a path that `policy` allows.
-    ///
-    /// # Errors
-    ///
-    /// As [`alloc`](Self::alloc).
-    pub fn alloc_with(gpu: &GpuDevice, domain: &ProtectionDomain, len: usize, policy: PathPolicy) -> Result<Self> {
-        domain.check_length("alloc", len as u64)?;
-        let memory = Allocation::new(gpu.inner(), len)?;
-        let address = memory.address();
-        Self::register(gpu, domain, (address, len), MemoryKind::Device, policy, Box::new(memory))
-    }
-
-    /// Registers memory that cudarc allocated, without copying it. It is freed, on its own stream, when the last buffer made of it is gone.
-    ///
-    /// What cudarc knows of uses of the slice is awaited before the first operation. cudarc's `alloc` takes memory from the
-    /// stream-ordered pool where the GPU has one, which no NIC can be given: then it takes [`PathPolicy::AllowStaging`].
-    ///
-    /// # Errors
-    ///
-    /// As [`alloc`](Self::alloc), and [`GpuError::Unfit`] with the kind of memory. The error gives the slice back.
-    pub fn from_slice<T: Pod + Send + Sync>(
-        gpu: &GpuDevice,
-        domain: &ProtectionDomain,
-        mut slice: CudaSlice<T>,
-        policy: PathPolicy,
-    ) -> Result<Self, FromSliceError<T>> {
-        match Self::prepare_slice(gpu, domain, &mut slice, policy) {
-            Ok((range, registered, event)) => {
-                let owner = Box::new(SliceOwner { slice: ManuallyDrop::new(slice), gpu: gpu.inner().clone() });
-                match Self::assemble(gpu, domain, range, registered, owner) {
-                    Ok(mut buffer) => {
-                        buffer.held_mut().uses.lock().wrote(event);
-                        Ok(buffer)
-                    }
-                    // Only for an address of 0, which no slice that passed the checks has.
-                    Err(error) => Err(FromSliceError::new(error, None)),
-                }
-            }
-            Err(error) => Err(FromSliceError::new(error, Some(slice))),
-        }
-    }
-
-    fn prepare_slice<T: Pod>(
-        gpu: &GpuDevice,
-        domain: &ProtectionDomain,
-        slice: &mut CudaSlice<T>,
-        policy: PathPolicy,
-    ) -> Result<((u64, usize), Registered, Event)> {
-        const FROM_SLICE: &str = "from_slice";
-        let inner = gpu.inner();
-        let len = slice.num_bytes();
-        domain.check_length(FROM_SLICE, len as u64)?;
-        if slice.context() != &inner.context {
-            return Err(foreign_slice(FROM_SLICE, gpu, slice));
-        }
-        let context = &inner.context;
-        let stream = driver::own(context, "cuStreamCreate", || context.new_stream())?;
-        let allocated_on = slice.stream().clone();
-        // Behind all that cudarc has noted of the slice, and all of the stream that it was allocated on.
-        let address = {
-            let (address, _noted) = slice.device_ptr_mut(&stream);
-            address
-        };
-        driver::own(context, "cuStreamWaitEvent", || stream.join(&allocated_on))?;
-        let event = inner.events.record(&stream)?;
-        let kind = classify(gpu, FROM_SLICE, address)?;
-        let registered = register::register(gpu, domain, (address, len), kind, policy)?;
-        Ok(((address, len), registered, event))
-    }
-
-    /// Registers memory of this GPU that comes from elsewhere: candle, DLPack, torch, an allocator of the program's own.
-    ///
-    /// `owner` keeps it allocated, and is dropped after the memory was deregistered, when the last buffer made of it is gone
-    /// (or right away when registering fails), on whichever thread that happens.
-    ///
-    /// Work on the bytes that is under way is not known: tell of it with [`ready_after`](Self::ready_after).
-    ///
-    /// # Errors
-    ///
-    /// As [`alloc`](Self::alloc), and [`GpuError::Unfit`] with the kind of memory when it is not this GPU's own, or not fit for
-    /// the paths that `policy` allows.
-    ///
-    /// # Safety
-    ///
-    /// From this call until `owner` is dropped:
-    /// - `address` is valid for `len` bytes of device memory in one allocation, or in one that is mapped without gaps;
-    /// - nobody uses these bytes other than through the returned buffer and what is made of it, except for work that
-    ///   `ready_after` was told of before the first operation.
-    pub unsafe fn from_raw(
-        gpu: &GpuDevice,
-        domain: &ProtectionDomain,
-        address: u64,
-        len: usize,
-        owner: impl Send + Sync + 'static,
-        policy: PathPolicy,
-    ) -> Result<Self> {
-        const FROM_RAW: &str = "from_raw";
-        domain.check_length(FROM_RAW, len as u64)?;
-        let kind = classify(gpu, FROM_RAW, address)?;
-        let inner = gpu.inner();
-        if kind == MemoryKind::Device {
-            let (base, size) = inner.driver.address_range(address)?;
-            if len as u64 > (base + size as u64).saturating_sub(address) {
-                let reason = format!("{len} bytes at {address:#x} go beyond the allocation, {size} bytes at {base:#x}");
-                return Err(GpuError::Invalid { operation: FROM_RAW, reason }.into());
-            }
-        }
-        Self::register(gpu, domain, (address, len), kind, policy, Box::new(owner))
-    }
-
-    fn register(
-        gpu: &GpuDevice,
-        domain: &ProtectionDomain,
-        range: (u64, usize),
-        kind: MemoryKind,
-        policy: PathPolicy,
-        owner: Box<dyn Send + Sync>,
-    ) -> Result<Self> {
-        let registered = register::register(gpu, domain, range, kind, policy)?;
-        Self::assemble(gpu, domain, range, registered, owner)
-    }
-
-    fn assemble(
-        gpu: &GpuDevice,
-        domain: &ProtectionDomain,
-        range: (u64, usize),
-        Registered { path, mr, mirror }: Registered,
-        owner: Box<dyn Send + Sync>,
-    ) -> Result<Self> {
-        let piece = DevicePiece::whole(domain, range, mr, owner)?;
-        tracing::debug!(gpu = %gpu, address = range.0, len = range.1, %path, "GPU memory registered");
-        let uses = Mutex::default();
-        Ok(Self::of(Held { piece, gpu: gpu.clone(), uses, path, mirror, copying: None, ready: None }))
-    }
-
-    fn of(held: Held) -> Self {
+    pub(super) fn of(held: Held) -> Self {
         Self { held: Some(Box::new(held)) }
     }
 
@@ -458,99 +289,6 @@ impl GpuBuffer {
     }
 }
 
-impl Held {
-    /// The GPU's work that is under way, and the copies of this crate's own.
-    fn known(&self) -> Result<Vec<Event>, GpuError> {
-        let mut events = self.uses.lock().known(self.gpu.inner())?;
-        events.extend(self.copying.iter().map(|(event, _)| event.clone()));
-        Ok(events)
-    }
-
-    /// Whether there is none, and can be none any more through guards.
-    pub(super) fn is_quiet(&mut self) -> Result<bool, GpuError> {
-        self.forget_copy()?;
-        Ok(self.copying.is_none() && self.uses.lock().is_quiet(self.gpu.inner(), Role::Target)?)
-    }
-
-    /// A copy for an operation that was given up has no bearing on anything once it is done.
-    fn forget_copy(&mut self) -> Result<(), GpuError> {
-        if let Some((event, _)) = &self.copying {
-            if event.is_done()? {
-                self.copying = None;
-            }
-        }
-        Ok(())
-    }
-
-    /// Resolves when the operation may be posted.
-    pub(super) fn poll_ready(&mut self, role: Role, cx: &mut Context<'_>) -> Poll<Result<(), GpuError>> {
-        let inner = self.gpu.inner();
-        // In any case: since it was made ready for an operation that did not come about, the GPU may have got to read it.
-        ready!(self.uses.lock().poll_quiet(inner, role, cx))?;
-        if self.ready == Some(role) {
-            return Poll::Ready(Ok(()));
-        }
-        if self.copying.is_none() {
-            if let (Role::Source, Some(mirror)) = (role, &self.mirror) {
-                let event = mirror.fetch(inner, self.piece.address(), self.piece.offset(), self.piece.len())?;
-                self.copying = Some((event, None));
-            }
-        }
-        if let Some((event, waiting)) = &mut self.copying {
-            ready!(event.poll_done(waiting, cx))?;
-            self.copying = None;
-        }
-        self.ready = Some(role);
-        Poll::Ready(Ok(()))
-    }
-
-    pub(super) fn try_ready(&mut self, operation: &'static str, role: Role) -> Result<(), GpuError> {
-        // What it was made ready for may not have come about, and the GPU may have got to read it since.
-        let was_ready = self.ready.take();
-        self.forget_copy()?;
-        let quiet = self.uses.lock().is_quiet(self.gpu.inner(), role)?;
-        if quiet && was_ready == Some(role) {
-            self.ready = was_ready;
-            return Ok(());
-        }
-        let staged_source = role == Role::Source && self.mirror.is_some();
-        if staged_source || self.copying.is_some() {
-            let hint = "the bytes are staged, and have to be copied first: await the operation";
-            return Err(GpuError::Busy { operation, hint });
-        }
-        if !quiet {
-            return Err(GpuError::Busy { operation, hint: "await GpuBuffer::idle() first, or the operation" });
-        }
-        self.ready = Some(role);
-        Ok(())
-    }
-
-    /// The device has written `len` bytes: starts whatever else it takes until the GPU sees them. The event is what remains.
-    pub(super) fn land(&mut self, len: usize) -> Result<Option<Event>, GpuError> {
-        let inner = self.gpu.inner().clone();
-        match self.path {
-            // The software device completes when its own copies have.
-            GpuPath::Software => Ok(None),
-            GpuPath::DmaBuf | GpuPath::PeerMemory => {
-                inner.bind()?;
-                inner.visibility().establish(inner.driver)?;
-                Ok(None)
-            }
-            GpuPath::Staged => {
-                let Some(mirror) = self.mirror.as_ref().filter(|_| len > 0) else { return Ok(None) };
-                let len = len.min(self.piece.len());
-                let event = mirror.store(&inner, self.piece.offset(), self.piece.address(), len)?;
-                self.uses.lock().wrote(event.clone());
-                Ok(Some(event))
-            }
-        }
-    }
-
-    pub(super) fn reset_ready(&mut self) {
-        self.ready = None;
-    }
-}
-
 impl Drop for GpuBuffer {
     fn drop(&mut self) {
         let Some(mut held) = self.held.take() else { return };
@@ -573,102 +311,6 @@ impl fmt::Debug for GpuBuffer {
             .field("path", &self.path())
             .field("gpu", &format_args!("{}", self.gpu()))
             .finish()
-    }
-}
-
-/// A slice of cudarc's. Dropping it may wait for its stream, so that is done elsewhere.
-struct SliceOwner<T: Send + 'static> {
-    slice: ManuallyDrop<CudaSlice<T>>,
-    gpu: Arc<Inner>,
-}
-
-impl<T: Send + 'static> Drop for SliceOwner<T> {
-    fn drop(&mut self) {
-        // SAFETY: not used afterwards.
-        let slice = Some(unsafe { ManuallyDrop::take(&mut self.slice) });
-        self.gpu.reaper.retire(&self.gpu.context, Pending::default(), Box::new(Slice(slice)));
-    }
-}
-
-/// Frees itself where its context is current.
-struct Slice<T>(Option<CudaSlice<T>>);
-
-impl<T> Drop for Slice<T> {
-    fn drop(&mut self) {
-        let Some(slice) = self.0.take() else { return };
-        if let Err(error) = driver::make_current(slice.context()) {
-            tracing::warn!(%error, "the context of GPU memory that is to be freed cannot be used");
-        }
-        drop(slice);
-    }
-}
-
-fn classify(gpu: &GpuDevice, operation: &'static str, address: u64) -> Result<MemoryKind, GpuError> {
-    let inner = gpu.inner();
-    inner.bind()?;
-    let kind = MemoryKind::of(inner.driver, inner.capabilities().ordinal, address);
-    match kind.of_this_gpu() {
-        true => Ok(kind),
-        false => Err(GpuError::Unfit { operation, address, kind, hint: kind.hint() }),
-    }
-}
-
-/// A slice of another context, whose events this one's streams cannot record.
-fn foreign_slice<T>(operation: &'static str, gpu: &GpuDevice, slice: &CudaSlice<T>) -> crate::Error {
-    let (address, _noted) = slice.device_ptr(slice.stream());
-    let other = slice.ordinal();
-    if other == gpu.capabilities().ordinal {
-        let reason =
-            "the slice belongs to another context of this GPU; open that with GpuDevice::from_context".to_owned();
-        return GpuError::Invalid { operation, reason }.into();
-    }
-    let kind = MemoryKind::OtherGpu(other as u32);
-    GpuError::Unfit { operation, address, kind, hint: kind.hint() }.into()
-}
-
-/// [`GpuBuffer::from_slice`] failed, and gives the slice back.
-pub struct FromSliceError<T> {
-    // Apart, so that results without it are small.
-    failed: Box<(crate::Error, Option<CudaSlice<T>>)>,
-}
-
-impl<T> FromSliceError<T> {
-    /// What went wrong.
-    pub fn error(&self) -> &crate::Error {
-        &self.failed.0
-    }
-
-    /// What went wrong, and the slice.
-    pub fn into_parts(self) -> (crate::Error, Option<CudaSlice<T>>) {
-        *self.failed
-    }
-
-    fn new(error: crate::Error, slice: Option<CudaSlice<T>>) -> Self {
-        Self { failed: Box::new((error, slice)) }
-    }
-}
-
-impl<T> fmt::Debug for FromSliceError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FromSliceError").field("error", self.error()).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Display for FromSliceError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error().fmt(f)
-    }
-}
-
-impl<T> std::error::Error for FromSliceError<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error().source()
-    }
-}
-
-impl<T> From<FromSliceError<T>> for crate::Error {
-    fn from(failed: FromSliceError<T>) -> Self {
-        failed.into_parts().0
     }
 }
 

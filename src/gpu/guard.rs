@@ -10,9 +10,9 @@ use cudarc::driver::{
     CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop, sys::CUdeviceptr,
 };
 
-use super::buffer::Held;
 use super::driver;
 use super::error::GpuError;
+use super::held::Held;
 
 /// What both guards are: a range of device memory, a stream, and an entry among the buffer's uses.
 struct Use<'a, T> {

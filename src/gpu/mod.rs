@@ -33,7 +33,7 @@
 //! | `events`, `waiter`, `uses` | points in streams, awaiting them, and which of them a buffer waits for |
 //! | `allocation`, `mapping`, `reaper` | memory, and releasing it without making anybody wait |
 //! | `register`, `staging`, `bounce`, `pinned` | paths; copies through pinned memory |
-//! | `buffer`, `guard`, `exposed`, `operand` | what programs hold, and what operations take |
+//! | `buffer`, `making`, `held`, `guard`, `exposed`, `operand` | what programs hold, and what operations take |
 
 mod allocation;
 mod bounce;
@@ -44,7 +44,9 @@ mod error;
 mod events;
 mod exposed;
 mod guard;
+mod held;
 mod kind;
+mod making;
 mod mapping;
 mod operand;
 mod pinned;
@@ -55,11 +57,12 @@ mod uses;
 mod visibility;
 mod waiter;
 
-pub use buffer::{FromSliceError, GpuBuffer, GpuUnsplitError};
+pub use buffer::{GpuBuffer, GpuUnsplitError};
 pub use device::{GpuCapabilities, GpuDevice, driver_version};
 pub use error::{GpuError, Refusal};
 pub use exposed::{GpuExposeError, GpuExposedRegion};
 pub use guard::{GpuRead, GpuWrite};
 pub use kind::MemoryKind;
+pub use making::FromSliceError;
 pub use register::{GpuPath, PathPolicy};
 pub use visibility::Visibility;

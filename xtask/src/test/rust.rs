@@ -31,6 +31,11 @@ pub fn features(workspace: &Workspace, _: &Tools) -> Result<Outcome> {
         let check = Command::new("cargo clippy --package tokio-rdma --all-targets --no-default-features");
         check.arg(format!("--features={set}")).args("-- -D warnings").run()?;
     }
+    // Another crate of a program may choose cudarc's version of CUDA.
+    for version in ["cuda-11040", "cuda-12080", "cuda-13000"] {
+        let check = Command::new("cargo check --package tokio-rdma --lib");
+        check.arg(format!("--features=cuda,cudarc/{version}")).run()?;
+    }
     Ok(Outcome::passed_with(format!("{} sets", sets.len())))
 }
 
