@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::raw::{self, RawListener};
 use common::rig::usual;
 use common::run::SOON;
-use common::{End, Pair, Rig, Setup, exercise, run, within};
+use common::{End, Pair, Rig, Setup, eventually, exercise, run, within};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
@@ -198,7 +198,9 @@ async fn a_corrupted_link_ends_or_works(rig: Rig) {
         relay.abort();
     }
     exercise(&rig.connect_with((&client, usual), (&server, usual)).await).await;
-    assert_eq!((client.stats(), server.stats()), Default::default());
+    // The last connection may be let go of by the thread that saw its end.
+    let stats = || (client.stats(), server.stats());
+    eventually(|| stats() == Default::default(), stats).await;
 }
 
 /// Some of everything. What comes of it is no matter, as long as something does.
