@@ -111,7 +111,8 @@ macro_rules! common_methods {
             ///
             /// # Errors
             ///
-            /// [`Error::QueueFull`](crate::Error::QueueFull) when the queue is full; the future can then still be awaited, and waits for a slot.
+            /// [`Error::QueueFull`](crate::Error::QueueFull) when the queue is full, and `GpuError::Busy` when a GPU is at work on the buffer; the
+            /// future can then still be awaited, and waits for that.
             /// Any other error is final, and the future gives the buffer back when it is polled.
             pub fn try_post(&mut self) -> crate::Result<()> {
                 self.op.try_post()
