@@ -63,13 +63,15 @@ fn a_revoked_key_is_never_touched_again() {
 }
 
 /// Starts transfers of all kinds in both directions, and polls a few times.
-fn busy(a: &Side, b: &Side, devices: &[Arc<Double>; 2], polls: usize) -> [Vec<Memory>; 2] {
+fn busy(a: &Side, b: &Side, devices: &[Arc<Double>; 2], polls: usize) -> ([Vec<Memory>; 2], Vec<Grant>) {
     let sides = [a, b];
     let memories = [0, 1].map(|at| [0; 3].map(|_| Memory::on(sides[at], &devices[at], LEN)));
     for (at, side) in sides.into_iter().enumerate() {
         memories[at][0].set(0, &pattern(LEN, at as u8));
         side.receive(100, memories[at][1].whole());
     }
+    // They live as long as the test: revoking is not what is tested here.
+    let mut grants = Vec::new();
     for (at, side) in sides.into_iter().enumerate() {
         let theirs = &memories[1 - at][2];
         let grant = theirs.grant(sides[1 - at], Access::all());
@@ -78,15 +80,14 @@ fn busy(a: &Side, b: &Side, devices: &[Arc<Double>; 2], polls: usize) -> [Vec<Me
         side.post(2, WrOp::Write { remote, imm: None }, memories[at][0].whole());
         side.post(3, WrOp::Read { remote }, memories[at][2].whole());
         side.memory.lock().push(Arc::default());
-        // Lives as long as the test: it is not what is tested here.
-        std::mem::forget(grant);
+        grants.push(grant);
     }
     let mut out = Vec::new();
     for _ in 0..polls {
         a.poll(&mut out);
         b.poll(&mut out);
     }
-    memories.map(Vec::from)
+    (memories.map(Vec::from), grants)
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn nothing_is_touched_once_a_queue_pair_has_failed() {
     for link in BOTH {
         for polls in 0..12 {
             let (a, b, devices) = pair_with_devices(link);
-            let memories = busy(&a, &b, &devices, polls);
+            let (memories, _grants) = busy(&a, &b, &devices, polls);
             std::thread::scope(|scope| {
                 // As much may happen at the other end at the same time.
                 scope.spawn(|| (0..polls).for_each(|_| _ = b.poll(&mut Vec::new())));
@@ -120,7 +121,7 @@ fn dropped_queue_pairs_and_lost_links_give_everything_back() {
     for link in BOTH {
         for polls in 0..8 {
             let (a, b, devices) = pair_with_devices(link);
-            let _memories = busy(&a, &b, &devices, polls);
+            let _kept = busy(&a, &b, &devices, polls);
             if polls % 2 == 0 {
                 drop(b.qp);
                 wait_until(|| {
