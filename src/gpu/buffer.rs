@@ -33,7 +33,7 @@ use crate::sync::Mutex;
 /// Kernels and copies get at the bytes through [`read_on`](Self::read_on) and [`write_on`](Self::write_on). The CPU has no access,
 /// whatever the path: copy with the stream's own methods. Its length is fixed, and it can be split.
 ///
-/// Which [path](Self::path) the bytes take is decided when it is made, and nothing but the [`PathPolicy`] lets it be a slower one.
+/// Which [path](Self::path) the bytes take is decided when it is made, and nothing but the [`PathPolicy`](super::PathPolicy) lets it be a slower one.
 ///
 /// ```no_run
 /// use tokio_rdma::gpu::{GpuBuffer, GpuDevice};
