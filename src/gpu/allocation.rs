@@ -9,7 +9,7 @@ use super::device::Inner;
 use super::driver;
 use super::error::GpuError;
 use super::mapping::Mapping;
-use super::uses::Pending;
+use super::reaper::Elsewhere;
 
 /// GPUDirect RDMA pins memory in units of this size, and so allocations are made of whole ones.
 const UNIT: usize = 64 << 10;
@@ -17,9 +17,8 @@ const UNIT: usize = 64 << 10;
 /// Memory that NICs may be given; that of the stream-ordered pools may not.
 #[derive(Debug)]
 pub(super) struct Allocation {
-    /// There until it is dropped.
-    memory: Option<Memory>,
-    gpu: Arc<Inner>,
+    address: u64,
+    _memory: Elsewhere<Memory>,
 }
 
 #[derive(Debug)]
@@ -36,10 +35,14 @@ impl Allocation {
             true => Memory::Mapped(Mapping::new(gpu, len)?),
             false => Memory::Plain(Plain::new(gpu, len)?),
         };
-        let allocation = Self { memory: Some(memory), gpu: gpu.clone() };
+        let address = match &memory {
+            Memory::Mapped(mapping) => mapping.address(),
+            Memory::Plain(plain) => plain.address,
+        };
+        let allocation = Self { address, _memory: Elsewhere::new(gpu, memory) };
         let stream = &gpu.incoming;
         // SAFETY: just allocated, at least `len` bytes, and nobody else knows them.
-        unsafe { result::memset_d8_async(allocation.address(), 0, len, stream.cu_stream()) }
+        unsafe { result::memset_d8_async(address, 0, len, stream.cu_stream()) }
             .map_err(GpuError::driver("cuMemsetD8Async"))?;
         // Whatever stream the program uses first comes after this.
         driver::own(&gpu.context, "cuStreamSynchronize", || stream.synchronize())?;
@@ -47,19 +50,7 @@ impl Allocation {
     }
 
     pub(super) fn address(&self) -> u64 {
-        match &self.memory {
-            Some(Memory::Mapped(mapping)) => mapping.address(),
-            Some(Memory::Plain(plain)) => plain.address,
-            None => 0,
-        }
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            self.gpu.reaper.retire(&self.gpu.context, Pending::default(), Box::new(memory));
-        }
+        self.address
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, result};
 
 use super::device::Inner;
+use super::driver;
 use super::error::GpuError;
 use super::events::Event;
 use super::pinned::Pinned;
@@ -74,7 +75,7 @@ pub(super) unsafe fn store(gpu: &Inner, from: *const u8, to: u64, len: usize) ->
 pub(super) fn noted<T>(stream: &CudaStream, recorded: Result<T, GpuError>) -> Result<T, GpuError> {
     if recorded.is_err() {
         // Another error means that nothing is copied any more.
-        let _ = stream.synchronize();
+        let _ = driver::own(stream.context(), "cuStreamSynchronize", || stream.synchronize());
     }
     recorded
 }

@@ -237,6 +237,9 @@ pub(super) fn make_current(context: &CudaContext) -> Result<(), DriverError> {
 }
 
 /// A call that cudarc makes: its own error, rather than one that somebody's drop has left behind, which stays for the program to find.
+///
+/// Each call of cudarc's contexts, streams and events that binds the context goes through this (a query of an event binds none):
+/// with such an error about, it would do nothing, a wait included.
 pub(super) fn own<T>(
     context: &CudaContext,
     name: &'static str,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
@@ -154,11 +154,7 @@ impl Event {
 pub(super) async fn all_done(events: impl IntoIterator<Item = Event>) -> Result<(), GpuError> {
     for event in events {
         let mut waiting = None;
-        poll_fn(|cx| {
-            let done = ready!(event.poll_done(&mut waiting, cx));
-            Poll::Ready(done)
-        })
-        .await?;
+        poll_fn(|cx| event.poll_done(&mut waiting, cx)).await?;
     }
     Ok(())
 }

@@ -49,7 +49,8 @@ impl<T> Use<'_, T> {
         }
         let context = stream.context();
         if driver::own(context, "cuStreamWaitEvent", || stream.join(self.stream)).is_err() {
-            context.record_err(self.stream.synchronize());
+            // After an error here as well, nothing runs that there would be an order with.
+            let _ = driver::own(context, "cuStreamSynchronize", || self.stream.synchronize());
         }
         (self.address, SyncOnDrop::sync_stream(stream))
     }

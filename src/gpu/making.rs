@@ -2,22 +2,20 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::mem::ManuallyDrop;
-use std::sync::Arc;
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
 
 use super::allocation::Allocation;
 use super::buffer::GpuBuffer;
-use super::device::{GpuDevice, Inner};
+use super::device::GpuDevice;
 use super::driver;
 use super::error::GpuError;
 use super::events::Event;
 use super::held::Held;
 use super::kind::MemoryKind;
+use super::reaper::Elsewhere;
 use super::register::{self, PathPolicy, Registered};
-use super::uses::Pending;
 use crate::error::Result;
 use crate::memory::ProtectionDomain;
 use crate::memory::device::DevicePiece;
@@ -66,7 +64,8 @@ impl GpuBuffer {
     ) -> Result<Self, FromSliceError<T>> {
         match Self::prepare_slice(gpu, domain, &mut slice, policy) {
             Ok((range, registered, event)) => {
-                let owner = Box::new(SliceOwner { slice: ManuallyDrop::new(slice), gpu: gpu.inner().clone() });
+                // Freeing it may wait for its stream.
+                let owner = Box::new(Elsewhere::new(gpu.inner(), Slice(Some(slice))));
                 match Self::assemble(gpu, domain, range, registered, owner) {
                     Ok(mut buffer) => {
                         buffer.held_mut().uses.lock().wrote(event);
@@ -97,10 +96,12 @@ impl GpuBuffer {
         let stream = driver::own(context, "cuStreamCreate", || context.new_stream())?;
         let allocated_on = slice.stream().clone();
         // Behind all that cudarc has noted of the slice, and all of the stream that it was allocated on.
-        let address = {
-            let (address, _noted) = slice.device_ptr_mut(&stream);
-            address
-        };
+        let address = driver::own(context, "cuStreamWaitEvent", || {
+            let (address, noted) = slice.device_ptr_mut(&stream);
+            drop(noted);
+            // It keeps its errors to itself.
+            context.check_err().map(|()| address)
+        })?;
         driver::own(context, "cuStreamWaitEvent", || stream.join(&allocated_on))?;
         let event = inner.events.record(&stream)?;
         let kind = classify(gpu, FROM_SLICE, address)?;
@@ -174,21 +175,7 @@ impl GpuBuffer {
     }
 }
 
-/// A slice of cudarc's. Dropping it may wait for its stream, so that is done elsewhere.
-struct SliceOwner<T: Send + 'static> {
-    slice: ManuallyDrop<CudaSlice<T>>,
-    gpu: Arc<Inner>,
-}
-
-impl<T: Send + 'static> Drop for SliceOwner<T> {
-    fn drop(&mut self) {
-        // SAFETY: not used afterwards.
-        let slice = Some(unsafe { ManuallyDrop::take(&mut self.slice) });
-        self.gpu.reaper.retire(&self.gpu.context, Pending::default(), Box::new(Slice(slice)));
-    }
-}
-
-/// Frees itself where its context is current.
+/// A slice of cudarc's, which frees itself where its context is current.
 struct Slice<T>(Option<CudaSlice<T>>);
 
 impl<T> Drop for Slice<T> {

@@ -5,12 +5,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{self, Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 
+use super::device::Inner;
 use super::driver::{self, Driver};
 use super::uses::Pending;
 use crate::sync::Mutex;
@@ -34,8 +35,33 @@ impl Reaper {
         let retired = Retired { after, context: context.clone(), owner };
         let refused = self.0.lock().get_or_insert_with(start).send(retired).err();
         // Not under the lock: the owner may have something to retire itself.
-        if let Some(refused) = refused {
-            refused.0.release();
+        if let Some(mpsc::SendError(refused)) = refused {
+            while !refused.is_ready() {
+                thread::sleep(PAUSE);
+            }
+            refused.release();
+        }
+    }
+}
+
+/// Something that takes its time to drop, and that nothing is under way on any more: it is dropped by the reaper.
+#[derive(Debug)]
+pub(super) struct Elsewhere<T: Send + 'static> {
+    /// There until it is dropped.
+    value: Option<T>,
+    gpu: Arc<Inner>,
+}
+
+impl<T: Send + 'static> Elsewhere<T> {
+    pub(super) fn new(gpu: &Arc<Inner>, value: T) -> Self {
+        Self { value: Some(value), gpu: gpu.clone() }
+    }
+}
+
+impl<T: Send + 'static> Drop for Elsewhere<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.value.take() {
+            self.gpu.reaper.retire(&self.gpu.context, Pending::default(), Box::new(value));
         }
     }
 }
@@ -79,9 +105,6 @@ impl Retired {
     }
 
     fn release(self) {
-        while !self.is_ready() {
-            thread::sleep(PAUSE);
-        }
         if self.after.everything {
             if let Err(error) = driver::own(&self.context, "cuCtxSynchronize", || self.context.synchronize()) {
                 tracing::debug!(%error, "memory of a GPU that has failed is released");

@@ -131,7 +131,7 @@ fn run(shared: &Weak<Shared>) {
         let (looked_at, arrived, total) = {
             let mut list = shared.list.lock();
             // Dropped after the lock: an event that goes may be the last thing that holds its GPU, and this waiter.
-            _given_up = list.watched.extract_if_any(|watched| watched.entry.strong_count() == 0);
+            _given_up = take_out(&mut list.watched, |watched| watched.entry.strong_count() == 0);
             let total = list.watched.len();
             let resting = list.arrived.is_some_and(|at| at.elapsed() > POLITE);
             let count = if resting { total.min(PER_NAP) } else { total };
@@ -147,8 +147,7 @@ fn run(shared: &Weak<Shared>) {
             }
             woken = true;
             let mut list = shared.list.lock();
-            let is_it = |watched: &Watched| watched.event.is(&event);
-            let done: Vec<_> = list.watched.extract_if_any(is_it);
+            let done = take_out(&mut list.watched, |watched| watched.event.is(&event));
             drop(list);
             for watched in done {
                 if let Some(entry) = watched.entry.upgrade() {
@@ -178,17 +177,12 @@ fn run(shared: &Weak<Shared>) {
     }
 }
 
-trait ExtractIfAny<T> {
-    fn extract_if_any(&mut self, wanted: impl Fn(&T) -> bool) -> Vec<T>;
-}
-
-impl<T> ExtractIfAny<T> for Vec<T> {
-    fn extract_if_any(&mut self, wanted: impl Fn(&T) -> bool) -> Vec<T> {
-        let mut taken = Vec::new();
-        let mut at = 0;
-        while at < self.len() {
-            if wanted(&self[at]) { taken.push(self.swap_remove(at)) } else { at += 1 }
-        }
-        taken
+/// Takes those out that are `wanted`. (`Vec::extract_if` is newer than the oldest Rust of this crate.)
+fn take_out(list: &mut Vec<Watched>, wanted: impl Fn(&Watched) -> bool) -> Vec<Watched> {
+    let mut taken = Vec::new();
+    let mut at = 0;
+    while at < list.len() {
+        if wanted(&list[at]) { taken.push(list.swap_remove(at)) } else { at += 1 }
     }
+    taken
 }
