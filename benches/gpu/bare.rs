@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use cudarc::driver::{CudaSlice, CudaStream, PinnedHostSlice};
 use tokio_rdma::gpu::GpuDevice;
 
-use crate::figures::median;
+use crate::stats::median;
 
 /// Memory on both sides, and a stream.
 pub struct Bare {

@@ -7,6 +7,8 @@ use anyhow::Result;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
+use crate::stats::{median, spread};
+
 #[derive(Clone, Copy)]
 pub enum Aim {
     AtMost(f64),
@@ -119,17 +121,4 @@ pub fn write(rows: &[Row], out: &Path) -> Result<()> {
     let written: Vec<_> = rows.iter().filter_map(Row::written).collect();
     fs::write(out, serde_json::to_string_pretty(&written)?)?;
     Ok(())
-}
-
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
-    Some((low + high) / 2.0)
-}
-
-fn spread(values: &[f64]) -> Option<f64> {
-    let most = values.iter().copied().max_by(f64::total_cmp)?;
-    let least = values.iter().copied().min_by(f64::total_cmp)?;
-    Some((most - least) / median(values)?.abs())
 }

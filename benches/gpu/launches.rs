@@ -9,7 +9,7 @@ use cudarc::nvrtc::Ptx;
 use tokio_rdma::Device;
 use tokio_rdma::gpu::{GpuBuffer, GpuDevice};
 
-use crate::figures::median;
+use crate::stats::median;
 
 const AWAITS: usize = 64;
 const KERNELS: &str = include_str!("../../tests/gpu/kernels.ptx");

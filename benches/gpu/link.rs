@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use tokio_rdma::gpu::{GpuBuffer, GpuDevice};
 use tokio_rdma::{Access, Buffer, Connection, Device, Listener, ProtectionDomain, RemoteRegion};
 
-use crate::figures::median;
+use crate::stats::median;
 
 /// Where a message comes from, or goes to.
 #[derive(Clone, Copy, PartialEq)]
@@ -141,29 +141,26 @@ impl Link {
 
     /// Writes of the host's memory into the far end's on the GPU; the median in GB/s.
     pub fn writes(&mut self, len: usize, times: usize) -> Result<f64> {
-        let (connection, domain, remote) = (&self.connection, &self.domain, &self.exposed);
-        let taken: Result<Vec<_>> = self.runtime.block_on(async {
-            let mut buffer = domain.alloc(len)?;
-            let mut taken = Vec::new();
-            for _ in 0..times {
-                let started = Instant::now();
-                buffer = connection.write(buffer, remote).await?;
-                taken.push(started.elapsed().as_secs_f64());
-            }
-            Ok(taken)
-        });
-        rate(len, &taken?)
+        self.one_sided(len, times, async |buffer, connection, remote| Ok(connection.write(buffer, remote).await?))
     }
 
     /// Reads of the far end's memory on the GPU into the host's; the median in GB/s.
     pub fn reads(&mut self, len: usize, times: usize) -> Result<f64> {
-        let (connection, domain, remote) = (&self.connection, &self.domain, &self.exposed);
+        self.one_sided(len, times, async |buffer, connection, remote| Ok(connection.read(buffer, remote).await?))
+    }
+
+    fn one_sided(
+        &mut self,
+        len: usize,
+        times: usize,
+        operation: impl AsyncFn(Buffer, &Connection, &RemoteRegion) -> Result<Buffer>,
+    ) -> Result<f64> {
         let taken: Result<Vec<_>> = self.runtime.block_on(async {
-            let mut buffer = domain.alloc(len)?;
+            let mut buffer = self.domain.alloc(len)?;
             let mut taken = Vec::new();
             for _ in 0..times {
                 let started = Instant::now();
-                buffer = connection.read(buffer, remote).await?;
+                buffer = operation(buffer, &self.connection, &self.exposed).await?;
                 taken.push(started.elapsed().as_secs_f64());
             }
             Ok(taken)

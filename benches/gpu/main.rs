@@ -12,6 +12,8 @@ mod bare;
 mod figures;
 mod launches;
 mod link;
+#[path = "../common/stats.rs"]
+mod stats;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

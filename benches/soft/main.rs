@@ -16,6 +16,8 @@ mod place;
 mod plan;
 mod report;
 mod role;
+#[path = "../common/stats.rs"]
+mod stats;
 mod summary;
 mod trial;
 mod ucx;

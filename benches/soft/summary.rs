@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::driver::{Course, Round};
+use crate::stats::{median, spread};
 use crate::trial::Trial;
 
 /// A row of the report, and of the JSON.
@@ -81,17 +82,4 @@ impl<'a> Summary<'a> {
     pub fn foreign_cpus(&self) -> f64 {
         self.per_round.iter().map(|round| round.foreign_cpus).sum::<f64>() / self.per_round.len() as f64
     }
-}
-
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
-    Some((low + high) / 2.0)
-}
-
-fn spread(values: &[f64]) -> Option<f64> {
-    let most = values.iter().copied().max_by(f64::total_cmp)?;
-    let least = values.iter().copied().min_by(f64::total_cmp)?;
-    Some((most - least) / median(values)?)
 }

@@ -98,12 +98,12 @@ pub(super) fn register(
         let mr = pd.register_device(segment, gpu.inner().clone())?;
         return Ok(Registered { path: GpuPath::Software, mr, mirror: None });
     }
+    let fit = fit_for_direct(gpu, kind).and_then(|()| keeps_cpu_out(&device_name(domain)));
     for path in [GpuPath::DmaBuf, GpuPath::PeerMemory] {
-        let tried =
-            fit_for_direct(gpu, kind).and_then(|()| keeps_cpu_out(&device_name(domain))).and_then(|()| match path {
-                GpuPath::DmaBuf => dmabuf(gpu, pd, (address, len), Access::empty()),
-                _ => peer_memory(gpu, pd, segment),
-            });
+        let tried = fit.clone().and_then(|()| match path {
+            GpuPath::DmaBuf => dmabuf(gpu, pd, (address, len), Access::empty()),
+            _ => peer_memory(gpu, pd, segment),
+        });
         match tried {
             Ok(mr) => return Ok(Registered { path, mr, mirror: None }),
             Err(reason) => refusals.push(Refusal { path, reason }),

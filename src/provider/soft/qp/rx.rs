@@ -153,13 +153,13 @@ impl Rx {
         if self.landing.is_empty() {
             return driven;
         }
-        // What is between two pieces of this side's own receive or read may wait for the rest of it.
-        let let_go =
-            if driven.is_ok() { self.landing.let_go().map_err(|failed| self.lost(qp, failed)) } else { Ok(()) };
-        if driven.is_err() || let_go.is_err() {
+        if driven.is_err() {
             self.landing.clear();
+            return driven;
         }
-        let_go.and(driven)
+        // What is between two pieces of this side's own receive or read may wait for the rest of it.
+        self.landing.let_go().map_err(|failed| self.lost(qp, failed))?;
+        driven
     }
 
     #[inline]
