@@ -1,6 +1,7 @@
 //! Copies between the GPU and pinned host memory, for devices that cannot reach the GPU's.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
@@ -10,8 +11,9 @@ use super::device::Inner;
 use super::driver;
 use super::error::GpuError;
 use super::events::Event;
+use super::peers;
 use super::pinned::Pinned;
-use crate::memory::device::{BOUNCE, Bounce, DeviceMemory};
+use crate::memory::device::{BOUNCE, Bounce, DeviceMemory, Transfer};
 use crate::memory::dma::Segment;
 use crate::sync::Mutex;
 
@@ -92,6 +94,15 @@ impl DeviceMemory for Inner {
             },
         };
         Ok(Box::new(Lent { slab: Some(slab), gpu, copying: false }))
+    }
+
+    fn transfer(&self, source: &dyn DeviceMemory) -> io::Result<Option<Box<dyn Transfer>>> {
+        let Some(source) = source.as_any().downcast_ref::<Self>() else { return Ok(None) };
+        peers::transfer(source, self).map_err(io::Error::other)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

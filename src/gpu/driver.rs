@@ -16,10 +16,11 @@ use super::error::GpuError;
 const LIBRARY: &str = "libcuda.so.1";
 
 /// What cudarc is asked for in this crate, so that a driver without it is an error and no panic. All of it came with CUDA 11 or before.
-const USED: [&str; 28] = [
+const USED: [&str; 30] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
+    "cuDeviceCanAccessPeer",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
@@ -39,6 +40,7 @@ const USED: [&str; 28] = [
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyPeerAsync",
     "cuMemsetD8Async",
     "cuStreamCreate",
     "cuStreamDestroy_v2",

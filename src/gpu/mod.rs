@@ -49,6 +49,7 @@ mod kind;
 mod making;
 mod mapping;
 mod operand;
+mod peers;
 mod pinned;
 mod reaper;
 mod register;

@@ -2,6 +2,8 @@
 //!
 //! Addresses are the device's. Copies go through a [`Bounce`], a piece of host memory that the device can reach quickly.
 
+#[cfg(any(test, feature = "cuda"))]
+use std::any::Any;
 use std::fmt::Debug;
 use std::io;
 
@@ -15,6 +17,21 @@ pub(crate) const BOUNCE: usize = 512 << 10;
 pub(crate) trait DeviceMemory: Debug + Send + Sync {
     /// A bounce buffer for one direction of copies at a time. From a pool: after a start nothing is allocated.
     fn bounce(&self) -> io::Result<Box<dyn Bounce>>;
+
+    /// What copies from `source`'s memory to this one's without the host; `None` where there is no such way.
+    fn transfer(&self, source: &dyn DeviceMemory) -> io::Result<Option<Box<dyn Transfer>>>;
+
+    #[cfg(any(test, feature = "cuda"))]
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Copies from one device's memory to another's, or within one. Whoever drops it has waited.
+pub(crate) trait Transfer: Debug + Send {
+    /// Starts copying `len` bytes from the source's `from` to the target's `to`.
+    fn copy(&mut self, from: u64, to: u64, len: usize) -> io::Result<()>;
+
+    /// Waits, for as long as such a copy takes, until every copy that was started has finished.
+    fn wait(&mut self) -> io::Result<()>;
 }
 
 /// [`BOUNCE`] bytes of host memory. Dropping it gives it back, once no copy uses it any more.

@@ -107,6 +107,18 @@ impl Segment {
     }
 }
 
+/// The first `len` bytes of a bounce, or as many as it has. To be called when its copies were waited for; they cannot start again while
+/// it is borrowed.
+pub(crate) fn bounced(bounce: &dyn super::device::Bounce, len: usize) -> &[u8] {
+    let segment = bounce.segment();
+    let len = len.min(segment.len);
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: a bounce's memory is allocated and initialised as long as it lives, and changed only by copies, which take it mutably.
+    unsafe { std::slice::from_raw_parts(segment.ptr, len) }
+}
+
 /// Most parts of one gather or scatter; far below the kernel's `IOV_MAX` (1024).
 pub(crate) const MAX_PARTS: usize = 256;
 

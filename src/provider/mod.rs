@@ -222,6 +222,7 @@ pub struct DeviceLimits {
 pub(crate) struct QpCounters {
     pub rnr_naks_sent: u64,
     pub rnr_naks_received: u64,
+    pub bytes_between_devices: u64,
 }
 
 /// The same for either provider.

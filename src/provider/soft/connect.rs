@@ -10,7 +10,8 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use super::context::{Context, Pd, Shared, at_most};
 use super::cq::Cq;
 use super::handshake::{Handshake, Hello, Stream};
-use super::qp::Qp;
+use super::near::Offers;
+use super::qp::{Qp, Way};
 use super::rendezvous::Rendezvous;
 use crate::address::Address;
 use crate::error::{Error, Result};
@@ -75,7 +76,7 @@ impl Context {
         let parts = Parts::check("connect", &self.shared, pd, cq, config)?;
         at_most("connect", "private data", private_data.len() as u64, PRIVATE_DATA as u64)?;
         let token = self.shared.next_id();
-        let hello = Hello::new(&self.shared, token, config, private_data.to_vec());
+        let hello = parts.hello(token, private_data.to_vec());
         parts.initiate(dial(address).await?, address.to_string(), hello, token).await
     }
 
@@ -90,6 +91,7 @@ pub(super) struct Parts<'a> {
     pd: &'a Pd,
     cq: &'a Cq,
     config: &'a QpConfig,
+    offers: Arc<Offers>,
 }
 
 impl<'a> Parts<'a> {
@@ -105,7 +107,14 @@ impl<'a> Parts<'a> {
             return Err(Error::Invalid { operation, reason });
         }
         ctx.check_config(operation, config)?;
-        Ok(Self { ctx, pd, cq, config })
+        Ok(Self { ctx, pd, cq, config, offers: Offers::open()? })
+    }
+
+    /// What this side says of itself.
+    pub(super) fn hello(&self, token: u64, private_data: Vec<u8>) -> Hello {
+        let apart = self.ctx.faults.as_ref().is_some_and(|faults| faults.keeps_apart());
+        let name = if apart { 0 } else { self.offers.name() };
+        Hello::new(self.ctx, token, self.config, name, private_data)
     }
 
     pub(super) async fn initiate(
@@ -135,8 +144,10 @@ impl<'a> Parts<'a> {
 
     fn finish(self, handshake: Handshake<'_>, own: &Hello, peer: Hello, token: u64) -> Result<(Qp, PeerInfo)> {
         let agreed = own.agree(&peer);
+        let near = if own.name == 0 { None } else { self.offers.meet(peer.name) };
         let (socket, info) = handshake.finish(&agreed, peer)?;
-        let qp = Qp::establish(self.ctx, self.pd.id, &self.cq.shared, self.config, agreed, socket, token)?;
+        let way = Way { socket, near };
+        let qp = Qp::establish(self.ctx, self.pd.id, &self.cq.shared, self.config, agreed, way, token)?;
         Ok((qp, info))
     }
 }
@@ -247,7 +258,7 @@ impl Incoming {
             return Err(error.err().unwrap_or_else(|| handshake.error("reply", "private data is too long")));
         }
         let token = ctx.next_id();
-        let hello = Hello { nonce: 0, peer_nonce: request.nonce, ..Hello::new(&ctx, token, config, private_data) };
+        let hello = Hello { nonce: 0, peer_nonce: request.nonce, ..parts.hello(token, private_data) };
         parts.answer(handshake, hello, request, token).await
     }
 }

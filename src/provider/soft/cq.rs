@@ -73,6 +73,9 @@ pub(super) struct CqShared {
     /// Bytes moved since this was last asked for.
     worked: AtomicBool,
     link_count: AtomicUsize,
+    /// Queue pairs that have read from their sockets what they have not carried out: epoll has no more to say of it.
+    postponed: Mutex<Vec<Weak<QpShared>>>,
+    any_postponed: AtomicBool,
     /// The last poll left completions behind.
     backlog: AtomicBool,
     poller: Mutex<Poller>,
@@ -116,6 +119,8 @@ impl Cq {
             links: Mutex::default(),
             worked: AtomicBool::new(false),
             link_count: AtomicUsize::new(0),
+            postponed: Mutex::default(),
+            any_postponed: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
             poller: Mutex::default(),
         });
@@ -212,7 +217,10 @@ impl CqShared {
                 qp.flush_ack();
             }
         }
-        let mut more;
+        let mut more = false;
+        for qp in self.take_postponed() {
+            more |= self.look_at(&qp, false, deferred);
+        }
         let only = match self.link_count.load(Ordering::SeqCst) {
             1 => self.links.lock().values().next().and_then(Weak::upgrade),
             _ => None,
@@ -220,11 +228,11 @@ impl CqShared {
         match only {
             // Asking epoll whether the only socket is ready costs as much as asking the socket;
             // but only epoll knows when a full socket takes bytes again.
-            Some(qp) if !qp.writes_wait() => more = self.look_at(&qp, false, deferred),
+            Some(qp) if !qp.writes_wait() => more |= self.look_at(&qp, false, deferred),
             _ => {
                 let ready = ready(&self.epoll, Some(&NOW))
                     .map_err(|error| Error::io("poll", "completion queue", error.into()))?;
-                more = ready.len() == READY;
+                more |= ready.len() == READY;
                 for (token, writable) in ready {
                     if let Some(qp) = self.linked(token) {
                         more |= self.look_at(&qp, writable, deferred);
@@ -260,19 +268,34 @@ impl CqShared {
         let mut total = Driven::default();
         let Ok(ready) = ready(&self.epoll, Some(&NOW)) else { return total };
         total.more = ready.len() == READY;
-        for (token, writable) in ready {
-            if let Some(qp) = self.linked(token) {
-                self.ctx.stats.engine_drives.fetch_add(1, Ordering::Relaxed);
-                let driven = qp.drive(true, writable);
-                total.worked |= driven.worked;
-                total.more |= driven.more;
-            }
+        let postponed = self.take_postponed().into_iter().map(|qp| (qp, false));
+        let linked = ready.into_iter().filter_map(|(token, writable)| Some((self.linked(token)?, writable)));
+        for (qp, writable) in postponed.chain(linked) {
+            self.ctx.stats.engine_drives.fetch_add(1, Ordering::Relaxed);
+            let driven = qp.drive(true, writable);
+            total.worked |= driven.worked;
+            total.more |= driven.more;
         }
         if total.more {
             self.notify();
         }
         self.signal();
         total
+    }
+
+    /// This queue pair is to be driven again, whether or not more comes.
+    pub(super) fn postpone(&self, qp: &Arc<QpShared>) {
+        self.postponed.lock().push(Arc::downgrade(qp));
+        self.any_postponed.store(true, Ordering::SeqCst);
+        self.want_attention();
+        self.notify();
+    }
+
+    fn take_postponed(&self) -> Vec<Arc<QpShared>> {
+        if !self.any_postponed.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        self.postponed.lock().drain(..).filter_map(|qp| qp.upgrade()).collect()
     }
 
     /// All queue pairs of this queue.

@@ -41,12 +41,13 @@ pub struct Faults {
     rnr: f64,
     die_at: Option<HandshakeStep>,
     die_after: Option<u64>,
+    apart: bool,
 }
 
 impl Faults {
     /// No faults yet; what is added below draws from this seed.
     pub fn seeded(seed: u64) -> Self {
-        Self { seed, delay: None, reorder: false, fail: None, rnr: 0.0, die_at: None, die_after: None }
+        Self { seed, delay: None, reorder: false, fail: None, rnr: 0.0, die_at: None, die_after: None, apart: false }
     }
 
     /// Holds completions back for a random time in `range`, each with this probability.
@@ -86,6 +87,12 @@ impl Faults {
         self.die_after = Some(bytes);
         self
     }
+
+    /// A peer in the same process is treated as one in another: memory of GPUs goes through the socket.
+    pub fn keep_apart(mut self) -> Self {
+        self.apart = true;
+        self
+    }
 }
 
 /// Faults at work in an opened device. Each kind of decision has a sequence of its own,
@@ -112,6 +119,10 @@ impl FaultState {
         let mut random = self.delay.lock();
         let (hit, place) = (random.hits(*probability), random.unit());
         hit.then(|| range.start + range.end.saturating_sub(range.start).mul_f64(place))
+    }
+
+    pub(super) fn keeps_apart(&self) -> bool {
+        self.faults.apart
     }
 
     /// A random number with which to choose the next completion.

@@ -10,6 +10,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::context::Shared;
 use super::faults::HandshakeStep;
+use super::near::Name;
 use super::qp::Agreed;
 use super::wire::VERSION;
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ const REASON: usize = 256;
 /// Longest body: a refusal's.
 const BODY: usize = REASON;
 /// Body of a request or reply, without private data.
-const FIXED: usize = 31;
+const FIXED: usize = 47;
 
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
@@ -79,11 +80,13 @@ pub(super) struct Hello {
     /// Rendezvous: who speaks and who is meant. Zero otherwise.
     pub nonce: u64,
     pub peer_nonce: u64,
+    /// Of the queue pair, for peers in the same process.
+    pub name: Name,
     pub private_data: Vec<u8>,
 }
 
 impl Hello {
-    pub(super) fn new(ctx: &Shared, token: u64, config: &QpConfig, private_data: Vec<u8>) -> Self {
+    pub(super) fn new(ctx: &Shared, token: u64, config: &QpConfig, name: Name, private_data: Vec<u8>) -> Self {
         Self {
             queue_pair: token as u32,
             reads_started: config.max_rd_atomic,
@@ -91,6 +94,7 @@ impl Hello {
             max_message: ctx.limits.max_message,
             nonce: 0,
             peer_nonce: 0,
+            name,
             private_data,
         }
     }
@@ -102,6 +106,7 @@ impl Hello {
         out.extend_from_slice(&self.max_message.to_le_bytes());
         out.extend_from_slice(&self.nonce.to_le_bytes());
         out.extend_from_slice(&self.peer_nonce.to_le_bytes());
+        out.extend_from_slice(&self.name.to_le_bytes());
         out.push(self.private_data.len() as u8);
         out.extend_from_slice(&self.private_data);
         out
@@ -121,9 +126,10 @@ impl Hello {
             max_message: word(6),
             nonce: word(14),
             peer_nonce: word(22),
+            name: Name::from(word(30)) | Name::from(word(38)) << 64,
             private_data: private_data.to_vec(),
         };
-        if usize::from(fixed[30]) != private_data.len() || private_data.len() > PRIVATE_DATA {
+        if usize::from(fixed[46]) != private_data.len() || private_data.len() > PRIVATE_DATA {
             return Err("the length of its private data is wrong");
         }
         if hello.max_message == 0 {
@@ -285,6 +291,7 @@ mod tests {
             max_message: 1 << 30,
             nonce: 1,
             peer_nonce: u64::MAX,
+            name: 0x1122_3344_5566_7788_99aa_bbcc_ddee_ff00,
             private_data: b"who I am".to_vec(),
         };
         let bytes = hello.encode();

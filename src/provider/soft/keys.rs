@@ -45,6 +45,7 @@ pub(super) struct Pin<'a>(&'a Key);
 
 /// A [`Pin`] for as long as a device copies from or to the memory. Held until the copy has finished, which is within
 /// the call that started it: whoever holds it goes on without waiting for anything but copies.
+#[derive(Debug)]
 pub(super) struct Hold(Arc<Key>);
 
 impl Drop for Hold {

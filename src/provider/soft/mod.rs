@@ -16,10 +16,11 @@
 //! | `cq` | completion queues; polling makes progress |
 //! | `qp` | queue pairs: `post`, `tx` (send queue, responses), `rx` (parser), `queue` (rings) |
 //! | `qp/tx` | `framing`, `writing`, and `lifting`: payload out of a device's memory |
-//! | `qp/rx` | `responder`, and `landing`: payload into a device's memory |
+//! | `qp/rx` | `responder`, `landing`: payload into a device's memory, and `carrying`: out of the memory of a peer in this process |
 //! | `wire` | the frames |
 //! | `engine`, `linger` | the thread; the last words of closed links |
 //! | `handshake`, `connect`, `rendezvous` | connection setup |
+//! | `near` | device memory that peers in one process copy from directly |
 //! | `faults` | fault injection |
 
 mod connect;
@@ -30,6 +31,7 @@ mod faults;
 mod handshake;
 mod keys;
 mod linger;
+mod near;
 mod qp;
 mod rendezvous;
 #[cfg(test)]

@@ -63,7 +63,7 @@ impl Rendezvous {
             return Err(Error::Descriptor { what: "endpoint", reason });
         }
         let token = self.ctx.next_id();
-        let fresh = Hello::new(&self.ctx, token, config, private_data.to_vec());
+        let fresh = parts.hello(token, private_data.to_vec());
         let hello = Hello { nonce: self.nonce, peer_nonce, ..fresh };
         // Both hold both endpoints, so both come to the same conclusion about who calls whom.
         if self.nonce > peer_nonce {

@@ -8,7 +8,7 @@ use crate::error::WcStatus;
 use crate::memory::device::BOUNCE;
 
 /// Raised whenever frames or the handshake change; the handshake compares it.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 
 pub(super) const HEADER: usize = 40;
 
@@ -18,6 +18,12 @@ pub(super) const FRAGMENT: usize = 256 << 10;
 
 /// The same for memory of a device, which is copied once more, and quicker in larger pieces.
 pub(super) const DEVICE_FRAGMENT: usize = BOUNCE;
+
+/// The same for memory of a device that a peer in this process copies from: its payload is not on the link.
+pub(super) const NEAR_FRAGMENT: usize = 4 << 20;
+
+/// What is on the link instead of such a payload: the number of the offer.
+pub(super) const OFFER: usize = 8;
 
 /// Operands of an atomic: compare and swap, or the addend and zero.
 pub(super) const ATOMIC_OPERANDS: usize = 16;
@@ -67,7 +73,9 @@ pub(super) mod flag {
     pub(crate) const CAREFUL: u8 = 8;
     /// Of an acknowledgement: the sender wants one back, to know that the peer is alive.
     pub(crate) const SOLICIT: u8 = 16;
-    pub(crate) const ALL: u8 = FIRST | LAST | IMM | CAREFUL | SOLICIT;
+    /// The payload is not behind the header. There is the number, of 8 bytes, under which the sender offers it in this process.
+    pub(crate) const NEAR: u8 = 32;
+    pub(crate) const ALL: u8 = FIRST | LAST | IMM | CAREFUL | SOLICIT | NEAR;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +84,7 @@ pub(super) struct Header {
     pub flags: u8,
     /// Of a NAK: the status for the initiator's completion.
     pub status: u16,
-    /// Payload bytes behind this header.
+    /// Payload bytes.
     pub length: u32,
     /// The request that this frame is part of, or about (low 32 bits).
     pub msn: u32,
@@ -97,6 +105,11 @@ impl Header {
 
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Bytes behind this header.
+    pub(super) fn behind(&self) -> usize {
+        if self.has(flag::NEAR) { OFFER } else { self.length as usize }
     }
 
     /// Where this fragment starts in its message.
@@ -148,8 +161,12 @@ impl Header {
         if self.flags & !flag::ALL != 0 {
             return Err("unknown flags");
         }
+        if self.has(flag::NEAR) && self.length == 0 {
+            return Err("an offer of nothing");
+        }
         match self.kind {
             Kind::Send | Kind::Write | Kind::ReadResponse => self.check_fragment(),
+            _ if self.has(flag::NEAR) => Err("an offer where none belongs"),
             Kind::CompareSwap | Kind::FetchAdd if self.length as usize != ATOMIC_OPERANDS => {
                 Err("an atomic without its operands")
             }
@@ -160,7 +177,8 @@ impl Header {
     }
 
     fn check_fragment(&self) -> Result<(), &'static str> {
-        if self.length as usize > DEVICE_FRAGMENT {
+        let most = if self.has(flag::NEAR) { NEAR_FRAGMENT } else { DEVICE_FRAGMENT };
+        if self.length as usize > most {
             return Err("a fragment is too long");
         }
         let end = self.offset().checked_add(u64::from(self.length)).ok_or("a fragment's end overflows")?;
@@ -241,6 +259,8 @@ mod tests {
         bad(|h| h.length = u32::MAX);
         bad(|h| h.flags = flag::FIRST);
         bad(|h| h.flags = 0x80);
+        bad(|h| (h.flags, h.length, h.total) = (h.flags | flag::NEAR, 0, 0));
+        bad(|h| (h.kind, h.flags) = (Kind::Bye, flag::NEAR));
         bad(|h| h.total = 9);
         bad(|h| (h.flags, h.address) = (flag::LAST, u64::MAX));
         bad(|h| (h.flags, h.address, h.length) = (0, 0, 0));

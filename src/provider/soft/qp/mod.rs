@@ -18,6 +18,7 @@ use self::rx::{Rx, Stop};
 use self::tx::Tx;
 use super::context::Shared;
 use super::cq::CqShared;
+use super::near::Near;
 use super::wire::{Header, Kind, extend};
 use crate::error::{CloseReason, Result, WcStatus};
 use crate::provider::{Opcode, PostError, QpConfig, QpCounters, ReceiveRequest, SendRequest, WorkCompletion};
@@ -34,6 +35,13 @@ pub(super) struct Agreed {
     pub max_message: u64,
 }
 
+/// How to reach the peer.
+pub(super) struct Way {
+    pub socket: OwnedFd,
+    /// It is in this process.
+    pub near: Option<Near>,
+}
+
 /// The owner of a queue pair; dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Qp {
@@ -44,6 +52,7 @@ pub(super) struct QpShared {
     pub(super) ctx: Arc<Shared>,
     pub(super) cq: Arc<CqShared>,
     pub(super) socket: OwnedFd,
+    near: Option<Near>,
     pub(super) token: u64,
     pd: u64,
     config: QpConfig,
@@ -74,6 +83,8 @@ pub(super) struct QpShared {
     pub(super) sent: Bytes,
     /// Bytes that the socket took after it was full: somebody emptied it.
     drained: Bytes,
+    /// Bytes that came straight from one device's memory to another's.
+    carried: Bytes,
     watch: Mutex<Watch>,
 }
 
@@ -131,7 +142,7 @@ impl Qp {
         cq: &Arc<CqShared>,
         config: &QpConfig,
         agreed: Agreed,
-        socket: OwnedFd,
+        Way { socket, near }: Way,
         token: u64,
     ) -> Result<Self> {
         let rq = ReceiveQueue { ring: Ring::new(config.receive_depth as usize), closed: false };
@@ -140,6 +151,7 @@ impl Qp {
             ctx: Arc::clone(ctx),
             cq: Arc::clone(cq),
             socket,
+            near,
             token,
             pd,
             config: *config,
@@ -162,6 +174,7 @@ impl Qp {
             received: Bytes::default(),
             sent: Bytes::default(),
             drained: Bytes::default(),
+            carried: Bytes::default(),
             watch: Mutex::new(Watch { sign: 0, starved: false, since: Instant::now(), poked: Instant::now() }),
         });
         cq.link(&shared)?;
@@ -195,6 +208,7 @@ impl Qp {
         QpCounters {
             rnr_naks_sent: self.shared.rnr_naks_sent.load(Ordering::Relaxed),
             rnr_naks_received: self.shared.rnr_naks_received.load(Ordering::Relaxed),
+            bytes_between_devices: self.shared.carried.get(),
         }
     }
 
@@ -247,6 +261,9 @@ impl QpShared {
         });
         match result {
             Ok(driven) => {
+                if rx.is_unfinished() {
+                    self.cq.postpone(self);
+                }
                 if self.doomed.load(Ordering::SeqCst) {
                     let mut tx = self.tx.lock();
                     self.fulfil_doom(rx, &mut tx);
@@ -394,6 +411,7 @@ impl QpShared {
             (Stop::Protocol(why), _) | (_, Err(Stop::Protocol(why))) => CloseReason::Protocol(why.into()),
             (Stop::Bye, _) => CloseReason::Peer,
             (Stop::Refused(msn, status), _) => {
+                let status = if self.fault().is_some() { WcStatus::Fatal } else { status };
                 let msn = extend(tx.acked, msn);
                 if !tx.begun(msn) {
                     CloseReason::Protocol("a NAK for what was not sent".into())
@@ -412,13 +430,31 @@ impl QpShared {
                 }
                 CloseReason::Device(failed.error.to_string().into())
             }
+            (Stop::Source(Some(low)), _) => {
+                let msn = extend(tx.acked, low);
+                tx.poison(msn, WcStatus::RemoteOperation);
+                CloseReason::Failed(WcStatus::RemoteOperation)
+            }
+            (Stop::Source(None), _) => {
+                tx.refusal = tx.refusal.or(Some(rx.failure()));
+                CloseReason::Peer
+            }
             (Stop::Lost(why), _) => {
                 let oldest = tx.base;
                 tx.poison(oldest, WcStatus::RetryExceeded);
                 CloseReason::LinkLost(tx.broken.clone().unwrap_or_else(|| why.into()))
             }
         };
+        let reason = match (reason, self.fault()) {
+            (CloseReason::Peer | CloseReason::Failed(_), Some(fault)) => fault.clone(),
+            (reason, _) => reason,
+        };
         self.fail_locked(rx, &mut tx, reason);
+    }
+
+    /// What was wrong with memory that this side offered, if that is why the peer ends.
+    fn fault(&self) -> Option<&CloseReason> {
+        self.near.as_ref()?.fault()
     }
 
     /// The error state: flushes everything, says goodbye, lets go of the link.
@@ -437,6 +473,9 @@ impl QpShared {
             goodbye.extend_from_slice(&Header { ack, limit, ..Header::new(Kind::Bye) }.encode());
         }
         tx.clear();
+        if let Some(near) = &self.near {
+            near.close();
+        }
         // First of all: it waits for copies into buffers that the completions give back.
         let unfinished = rx.clear();
         while let Some(entry) = tx.sq.pop() {

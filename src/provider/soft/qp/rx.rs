@@ -1,5 +1,6 @@
 //! The receiving half: reading the socket, and taking frames apart.
 
+mod carrying;
 mod landing;
 mod responder;
 
@@ -11,7 +12,7 @@ use std::sync::atomic::Ordering;
 use self::landing::Failed;
 use self::landing::Landing;
 use super::super::keys::{Device, Key};
-use super::super::wire::{ATOMIC_OPERANDS, HEADER, Header, Kind};
+use super::super::wire::{ATOMIC_OPERANDS, HEADER, Header, Kind, flag};
 use super::QpShared;
 use super::queue::{ReceiveEntry, span};
 use crate::error::WcStatus;
@@ -40,6 +41,8 @@ pub(super) enum Stop {
     Lost(String),
     /// A device failed that was to take in the answer to this Read, or else a part of the peer's request.
     Device(Box<Failed>),
+    /// The same for a device of the peer, which is in this process.
+    Source(Option<u32>),
 }
 
 impl From<&'static str> for Stop {
@@ -94,6 +97,12 @@ pub(super) struct Rx {
     device: Device,
     landing: Landing,
     operands: [u8; ATOMIC_OPERANDS],
+    /// Where payload goes whose offer's number is being read.
+    named: (Target, Device),
+    /// What this drive has done apart from reading, in bytes of a socket.
+    spent: usize,
+    /// The peer has ended: only its last words count.
+    ending: bool,
     /// An RNR NAK is out: everything is discarded until `expected` comes again.
     starving: bool,
     /// A NAK is due or out: this queue pair carries out no more requests.
@@ -137,6 +146,9 @@ impl Rx {
             device: None,
             landing: Landing::default(),
             operands: [0; ATOMIC_OPERANDS],
+            named: (Target::Discard, None),
+            spent: 0,
+            ending: false,
             starving: false,
             refused: None,
             rnr_nak: false,
@@ -149,6 +161,7 @@ impl Rx {
 
     /// Reads and carries out what is there, within the budget.
     pub(super) fn run(&mut self, qp: &QpShared) -> Result<Driven, Stop> {
+        self.spent = 0;
         let driven = self.read_on(qp);
         if self.landing.is_empty() {
             return driven;
@@ -168,7 +181,7 @@ impl Rx {
         let mut budget = DRIVE_BYTES;
         loop {
             self.parse(qp)?;
-            if budget == 0 {
+            if budget == 0 || self.is_exhausted() {
                 driven.more = true;
                 return Ok(driven);
             }
@@ -184,6 +197,7 @@ impl Rx {
                     if len < asked {
                         // The socket is empty; if it fills again, epoll says so.
                         self.parse(qp)?;
+                        driven.more = self.is_exhausted();
                         return Ok(driven);
                     }
                 }
@@ -257,16 +271,26 @@ impl Rx {
         Ok((len, asked))
     }
 
+    fn is_exhausted(&self) -> bool {
+        self.spent >= DRIVE_BYTES
+    }
+
+    /// There are frames that were read and not carried out.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.is_exhausted() && self.end - self.start >= HEADER
+    }
+
     fn placed(&mut self, len: usize) {
         self.remaining -= len;
         self.offset += len;
         self.unacked_bytes += len;
     }
 
-    /// Works through the staging buffer until it needs more bytes.
+    /// Works through the staging buffer until it needs more bytes, or has done enough for one drive.
     fn parse(&mut self, qp: &QpShared) -> Result<(), Stop> {
         loop {
             match self.frame {
+                None if self.is_exhausted() => return Ok(()),
                 None => {
                     let Some(raw) = self.staging[self.start..self.end].first_chunk::<HEADER>() else { return Ok(()) };
                     let header = Header::parse(raw)?;
@@ -282,7 +306,9 @@ impl Rx {
                             self.prepare(qp)?;
                             self.landing.put(&self.staging[self.start..self.start + len]);
                         } else {
-                            self.place(len);
+                            let staging = std::mem::take(&mut self.staging);
+                            self.place(&staging[self.start..self.start + len]);
+                            self.staging = staging;
                         }
                         self.start += len;
                         self.placed(len);
@@ -291,7 +317,9 @@ impl Rx {
                         return Ok(());
                     }
                     self.frame = None;
-                    if self.device.is_some() {
+                    if header.has(flag::NEAR) {
+                        self.carry(qp, &header)?;
+                    } else if self.device.is_some() {
                         self.land(qp)?;
                     }
                     self.finish(qp, &header)?;
@@ -300,12 +328,11 @@ impl Rx {
         }
     }
 
-    /// Copies staged payload to where it belongs.
-    fn place(&mut self, len: usize) {
-        let bytes = &self.staging[self.start..self.start + len];
+    /// Copies the next bytes of the payload to where they belong.
+    fn place(&mut self, bytes: &[u8]) {
         match self.target {
             Target::Discard => {}
-            Target::Operands => self.operands[self.offset..self.offset + len].copy_from_slice(bytes),
+            Target::Operands => self.operands[self.offset..self.offset + bytes.len()].copy_from_slice(bytes),
             Target::Receive => copy(&self.receive.sges, self.offset, bytes),
             Target::Read => copy(&self.read_sges, self.offset, bytes),
             Target::Granted => {
@@ -420,7 +447,7 @@ impl Rx {
         self.key = None;
         self.frame = None;
         self.target = Target::Discard;
-        (self.device, self.receive.device) = (None, None);
+        (self.device, self.receive.device, self.named.1) = (None, None, None);
         self.landing.clear();
         self.read_sges.clear();
         std::mem::take(&mut self.holds_receive).then_some(self.receive.wr_id)

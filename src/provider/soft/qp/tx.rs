@@ -161,7 +161,7 @@ impl Tx {
     }
 
     /// The peer had no receive for `msn` and discards everything from there on: go back and send it again when it has one.
-    pub(super) fn rewind(&mut self, msn: u64, timer: Duration) -> Result<(), &'static str> {
+    pub(super) fn rewind(&mut self, qp: &QpShared, msn: u64, timer: Duration) -> Result<(), &'static str> {
         let consumes = self.entry(msn).is_some_and(|entry| entry.receive.is_some());
         if !consumes || msn < self.acked || !self.begun(msn) {
             return Err("an RNR NAK for what was not sent");
@@ -178,12 +178,12 @@ impl Tx {
         self.starved = Some(Starved { msn, since, blocked: false });
         self.reads_in_flight =
             (self.base..msn).filter(|m| self.entry(*m).is_some_and(|e| e.wants_answer() && !e.answered)).count() as u32;
-        self.drop_frames(|role| matches!(role, Role::Request { msn: m, .. } if m >= msn));
+        self.drop_frames(qp, |role| matches!(role, Role::Request { msn: m, .. } if m >= msn));
         Ok(())
     }
 
     /// Forgets frames that were not begun; one that was must be finished.
-    fn drop_frames(&mut self, unwanted: impl Fn(Role) -> bool) {
+    fn drop_frames(&mut self, qp: &QpShared, unwanted: impl Fn(Role) -> bool) {
         let lifts = &mut self.lifts;
         self.frames.retain_mut(|frame| {
             if !unwanted(frame.role) {
@@ -191,7 +191,7 @@ impl Tx {
             }
             frame.stale = true;
             if frame.sent == 0 {
-                frame.release(lifts);
+                frame.withdraw(qp, lifts);
             }
             frame.sent > 0
         });
@@ -251,7 +251,7 @@ impl Tx {
                     if qp.writes_wait() {
                         qp.drained.add(taken);
                     }
-                    self.consume(taken);
+                    self.consume(qp, taken);
                     if self.cut_after == Some(0) {
                         qp.cut();
                         self.broken = Some("cut by fault injection".into());

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use super::super::qp::Agreed;
+use super::super::qp::{Agreed, Way};
 use super::super::wire::{HEADER, Header, Kind, flag};
 use super::*;
 
@@ -15,7 +15,8 @@ fn victim(config: QpConfig) -> (Side, UnixStream) {
     let (ctx, pd, cq) = device(default_limits(), None);
     let agreed = Agreed { reads_started: 4, reads_served: 4, max_message: 1 << 20 };
     let token = ctx.shared.next_id();
-    let qp = Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, OwnedFd::from(socket), token).unwrap();
+    let way = Way { socket: OwnedFd::from(socket), near: None };
+    let qp = Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, way, token).unwrap();
     (Side::new(qp, cq, pd, ctx), peer)
 }
 

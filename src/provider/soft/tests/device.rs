@@ -3,12 +3,34 @@
 mod double;
 mod endings;
 mod failures;
+mod near;
 
 pub(super) use self::double::Double;
 use super::*;
 use crate::provider::{Opcode, PostErrorKind};
 
-const BOTH: [Link; 2] = [Link::Unix, Link::Tcp];
+/// How the two ends know each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Road {
+    /// By sockets alone, as in two processes.
+    Apart(Link),
+    /// As they do in one process, which they are in.
+    Near,
+}
+
+const UNIX: Road = Road::Apart(Link::Unix);
+const TCP: Road = Road::Apart(Link::Tcp);
+const APART: [Road; 2] = [UNIX, TCP];
+const ROADS: [Road; 3] = [UNIX, TCP, Road::Near];
+
+impl std::fmt::Display for Road {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Apart(link) => link.fmt(f),
+            Self::Near => f.write_str("near"),
+        }
+    }
+}
 
 /// Which ends are in a device's memory.
 const ENDS: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
@@ -45,8 +67,14 @@ fn device() -> Arc<Double> {
 }
 
 /// A connection and a device at each end.
-fn pair_with_devices(link: Link) -> (Side, Side, [Arc<Double>; 2]) {
-    let (a, b) = pair(link);
+fn pair_with_devices(road: Road) -> (Side, Side, [Arc<Double>; 2]) {
+    let (a, b) = match road {
+        Road::Apart(link) => {
+            let faults = [0; 2].map(|seed| Some(Faults::seeded(seed).keep_apart()));
+            Options { link, faults, ..Options::default() }.connect()
+        }
+        Road::Near => pair(Link::Unix),
+    };
     (a, b, [device(), device()])
 }
 
@@ -58,9 +86,9 @@ fn all_given_back(devices: &[Arc<Double>; 2]) {
 
 #[test]
 fn every_operation_moves_every_size() {
-    for link in BOTH {
+    for road in ROADS {
         for [at_a, at_b] in ENDS {
-            let (a, b, devices) = pair_with_devices(link);
+            let (a, b, devices) = pair_with_devices(road);
             for (seed, len) in
                 [1, 8, 61, 4099, 64 << 10, FRAGMENT - 1, FRAGMENT, FRAGMENT + 1, 5 << 20].into_iter().enumerate()
             {
@@ -81,7 +109,7 @@ fn every_operation_moves_every_size() {
                 assert_eq!(received[0].byte_len as usize, len);
                 assert_eq!((received[1].opcode, received[1].imm), (Opcode::ReceiveWriteImm, Some(7)));
                 for (name, memory) in [("sent", &target), ("written", &exposed), ("read", &back)] {
-                    assert!(memory.all() == source.all() && memory.is_intact(), "{name} {link} {at_a} {at_b} {len}");
+                    assert!(memory.all() == source.all() && memory.is_intact(), "{name} {road} {at_a} {at_b} {len}");
                 }
             }
             all_given_back(&devices);
@@ -91,8 +119,8 @@ fn every_operation_moves_every_size() {
 
 #[test]
 fn a_completion_means_that_the_bytes_are_there() {
-    for link in BOTH {
-        let (a, b, devices) = pair_with_devices(link);
+    for road in ROADS {
+        let (a, b, devices) = pair_with_devices(road);
         let [source, back] = [0; 2].map(|_| Memory::on(&a, &devices[0], 2 * FRAGMENT));
         let target = Memory::on(&b, &devices[1], 2 * FRAGMENT);
         let grant = target.grant(&b, Access::all());
@@ -157,9 +185,9 @@ fn nobody_sees_a_completion_before_its_bytes() {
 
 #[test]
 fn lists_are_gathered_from_devices_and_scattered_into_them() {
-    for link in BOTH {
+    for road in ROADS {
         for [at_a, at_b] in ENDS {
-            let (a, b, devices) = pair_with_devices(link);
+            let (a, b, devices) = pair_with_devices(road);
             let source = Memory::either(&a, &devices[0], at_a, 500_000);
             source.set(0, &pattern(500_000, 2));
             let target = Memory::either(&b, &devices[1], at_b, 600_000);
@@ -178,9 +206,9 @@ fn lists_are_gathered_from_devices_and_scattered_into_them() {
 
 #[test]
 fn atomics_reach_words_of_a_device() {
-    for link in BOTH {
+    for road in ROADS {
         for [at_a, at_b] in ENDS {
-            let (a, b, devices) = pair_with_devices(link);
+            let (a, b, devices) = pair_with_devices(road);
             let word = Memory::either(&b, &devices[1], at_b, 24);
             word.set(0, &[7; 24]);
             let grant = word.grant(&b, Access::all());
@@ -242,9 +270,9 @@ fn atomics_of_several_peers_on_a_device_add_up() {
 
 #[test]
 fn many_in_flight_keep_their_order() {
-    for link in BOTH {
+    for road in ROADS {
         for [at_a, at_b] in ENDS {
-            let (a, b, devices) = pair_with_devices(link);
+            let (a, b, devices) = pair_with_devices(road);
             let count = 100u64;
             let len = |id: u64| [3, 700, 20_000, 100_000][id as usize % 4] + id as usize;
             let source = Memory::either(&a, &devices[0], at_a, 4 << 20);
@@ -290,8 +318,8 @@ fn many_in_flight_keep_their_order() {
 
 #[test]
 fn copies_overlap_with_the_link_and_bounces_are_few() {
-    for link in BOTH {
-        let (a, b, devices) = pair_with_devices(link);
+    for road in APART {
+        let (a, b, devices) = pair_with_devices(road);
         let len = 8 << 20;
         let source = Memory::on(&a, &devices[0], len);
         source.set(0, &pattern(len, 1));
@@ -302,7 +330,7 @@ fn copies_overlap_with_the_link_and_bounces_are_few() {
         assert!(target.all() == source.all());
         for device in &devices {
             let most = device.most_bounces();
-            assert!((2..=4).contains(&most), "{link}: {most}");
+            assert!((2..=4).contains(&most), "{road}: {most}");
         }
         // A socket that gives little at a time makes more.
         assert_eq!(devices[0].copies(), len / FRAGMENT);
@@ -312,7 +340,7 @@ fn copies_overlap_with_the_link_and_bounces_are_few() {
 
 #[test]
 fn small_payloads_share_a_bounce() {
-    let (a, b, devices) = pair_with_devices(Link::Unix);
+    let (a, b, devices) = pair_with_devices(UNIX);
     let source = Memory::on(&a, &devices[0], 6400);
     source.set(0, &pattern(6400, 1));
     let target = Memory::new(&b, 6400);
@@ -327,8 +355,8 @@ fn small_payloads_share_a_bounce() {
 
 #[test]
 fn what_waited_for_a_full_socket_is_what_was_posted() {
-    for link in BOTH {
-        let (a, b, devices) = pair_with_devices(link);
+    for road in ROADS {
+        let (a, b, devices) = pair_with_devices(road);
         let len = |id: u64| [3, 70_000, 90_000, 50][id as usize % 4] + id as usize;
         let source = Memory::on(&a, &devices[0], 5 << 20);
         source.set(0, &pattern(5 << 20, 4));
@@ -351,9 +379,9 @@ fn what_waited_for_a_full_socket_is_what_was_posted() {
 
 #[test]
 fn a_late_receiver_gets_what_the_device_held() {
-    for link in BOTH {
+    for road in ROADS {
         for [at_a, at_b] in ENDS {
-            let (a, b, devices) = pair_with_devices(link);
+            let (a, b, devices) = pair_with_devices(road);
             let len = 600_000;
             let source = Memory::either(&a, &devices[0], at_a, len);
             source.set(0, &pattern(len, 1));
@@ -392,7 +420,7 @@ fn a_late_receiver_gets_what_the_device_held() {
 
 #[test]
 fn lists_over_several_memories_are_refused_at_posting() {
-    let (a, b, [one, other]) = pair_with_devices(Link::Unix);
+    let (a, b, [one, other]) = pair_with_devices(UNIX);
     let host = Memory::new(&a, 64);
     let [first, second] = [&one, &other].map(|device| Memory::on(&a, device, 64));
     let refused =
@@ -419,7 +447,7 @@ fn lists_over_several_memories_are_refused_at_posting() {
 
 #[test]
 fn a_grant_is_of_its_regions_memory_and_range() {
-    let (a, b, devices) = pair_with_devices(Link::Tcp);
+    let (a, b, devices) = pair_with_devices(TCP);
     let exposed = Memory::on(&b, &devices[1], 4096);
     let part = exposed.segment.slice(1024, 1024).unwrap();
     let grant = b.pd.grant(&exposed.mr, part, Access::REMOTE_WRITE).unwrap();

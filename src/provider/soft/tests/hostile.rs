@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
-use super::super::qp::Agreed;
+use super::super::qp::{Agreed, Way};
 use super::super::wire::{DEVICE_FRAGMENT, HEADER, Header, Kind, flag};
 use super::*;
 use crate::error::CloseReason;
@@ -21,7 +21,8 @@ pub(super) fn victim(depth: u32) -> (Side, TcpStream) {
     let agreed = Agreed { reads_started: 4, reads_served: 4, max_message: 1 << 20 };
     let config = QpConfig { receive_depth: depth, ..config() };
     let token = ctx.shared.next_id();
-    let qp = Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, OwnedFd::from(socket), token).unwrap();
+    let way = Way { socket: OwnedFd::from(socket), near: None };
+    let qp = Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, way, token).unwrap();
     (Side::new(qp, cq, pd, ctx), peer)
 }
 

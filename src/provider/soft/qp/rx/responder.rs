@@ -22,12 +22,15 @@ impl Rx {
     /// A header was read: decides where its payload goes.
     pub(super) fn begin(&mut self, qp: &QpShared, header: Header) -> Result<(), Stop> {
         self.frame = Some(header);
-        self.remaining = header.length as usize;
+        self.remaining = header.behind();
         self.offset = header.offset() as usize;
         self.bulk = self.remaining >= BULK;
         self.target = Target::Discard;
         if self.device.is_some() {
             self.device = None;
+        }
+        if self.ending {
+            return Ok(());
         }
         match header.kind {
             Kind::Send | Kind::Write => self.begin_fragment(qp, &header)?,
@@ -44,6 +47,10 @@ impl Rx {
                 self.target = Target::Read;
             }
             _ => {}
+        }
+        if header.has(flag::NEAR) {
+            self.named = (std::mem::replace(&mut self.target, Target::Operands), self.device.take());
+            self.offset = 0;
         }
         Ok(())
     }
@@ -148,6 +155,9 @@ impl Rx {
 
     /// A frame is complete.
     pub(super) fn finish(&mut self, qp: &QpShared, header: &Header) -> Result<(), Stop> {
+        if self.ending && !matches!(header.kind, Kind::Nak | Kind::Bye) {
+            return Ok(());
+        }
         match header.kind {
             Kind::Send | Kind::Write => {
                 let Some(message) = self.message.as_mut().filter(|_| self.target != Target::Discard) else {
@@ -195,7 +205,7 @@ impl Rx {
                 let mut tx = qp.tx.lock();
                 let msn = extend(tx.acked, header.msn);
                 qp.rnr_naks_received.fetch_add(1, Ordering::Relaxed);
-                tx.rewind(msn, Duration::from_micros(u64::from(header.total)))?;
+                tx.rewind(qp, msn, Duration::from_micros(u64::from(header.total)))?;
                 // Frames that carried an acknowledgement may be gone.
                 qp.ack_pending.store(true, Ordering::SeqCst);
                 qp.check_patience(&mut tx);

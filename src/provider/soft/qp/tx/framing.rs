@@ -6,12 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::super::super::keys::Key;
-use super::super::super::wire::{ATOMIC_OPERANDS, DEVICE_FRAGMENT, FRAGMENT, HEADER, Header, Kind, flag};
+use super::super::super::near::{Near, Offer, Place};
+use super::super::super::wire::{
+    ATOMIC_OPERANDS, DEVICE_FRAGMENT, FRAGMENT, HEADER, Header, Kind, NEAR_FRAGMENT, OFFER, flag,
+};
 use super::super::QpShared;
 use super::super::queue::span;
 use super::lifting::{Lifted, Lifts, NoLift};
 use super::{Body, Response, Starved, Tx};
 use crate::error::WcStatus;
+use crate::memory::device::DeviceMemory;
 use crate::provider::WrOp;
 
 /// Frames and bytes gathered into one system call.
@@ -64,7 +68,7 @@ impl Tx {
         if self.careful {
             header.flags |= flag::CAREFUL;
         }
-        let len = header.length as usize;
+        let len = header.behind();
         self.framed_bytes += HEADER + len;
         let header = header.encode();
         self.frames.push_back(Frame { header, payload, len, sent: 0, role, stale: false, zeroed: Cell::new(false) });
@@ -87,14 +91,16 @@ impl Tx {
             }
             Body::Read { key, address, total, offset } => {
                 let of_device = key.as_ref().is_some_and(|key| key.device().is_some());
-                let len = ((*total - *offset) as usize).min(fragment(of_device));
+                let len = ((*total - *offset) as usize).min(fragment(qp, of_device));
                 header.total = *total;
                 header.address = u64::from(*offset);
                 header.length = len as u32;
                 match key {
-                    Some(key) if len > 0 => match granted(&mut self.lifts, key, *address + u64::from(*offset), len) {
+                    Some(key) if len > 0 => match granted(qp, &mut self.lifts, key, *address + u64::from(*offset), len)
+                    {
                         Ok(payload) => {
                             *offset += len as u32;
+                            header.flags |= payload.flag();
                             (payload, false)
                         }
                         Err(why) => {
@@ -135,7 +141,7 @@ impl Tx {
         let mut last = true;
         match entry.op {
             WrOp::Send { imm } | WrOp::Write { imm, .. } => {
-                let len = (total - offset).min(fragment(entry.device.is_some()));
+                let len = (total - offset).min(fragment(qp, entry.device.is_some()));
                 last = offset + len == total;
                 header.length = len as u32;
                 header.address = offset as u64;
@@ -155,7 +161,11 @@ impl Tx {
                 }
                 if len > 0 {
                     payload = Payload::Request(offset);
-                    if let Some(device) = &entry.device {
+                    if let (Some(device), Some(near)) = (&entry.device, &qp.near) {
+                        let place = Place::Request { sges: entry.sges.clone(), offset, len };
+                        payload = offered(near, device, place);
+                        header.flags |= payload.flag();
+                    } else if let Some(device) = &entry.device {
                         match self.lifts.lift(device, span(&entry.sges, offset, len), len, None) {
                             Ok(lifted) => payload = Payload::Lifted(lifted),
                             Err(why) => {
@@ -205,8 +215,12 @@ impl Tx {
 }
 
 /// The longest piece of a message.
-fn fragment(of_device: bool) -> usize {
-    if of_device { DEVICE_FRAGMENT } else { FRAGMENT }
+fn fragment(qp: &QpShared, of_device: bool) -> usize {
+    match (of_device, &qp.near) {
+        (false, _) => FRAGMENT,
+        (true, None) => DEVICE_FRAGMENT,
+        (true, Some(_)) => NEAR_FRAGMENT,
+    }
 }
 
 pub(super) enum Payload {
@@ -218,6 +232,14 @@ pub(super) enum Payload {
     Granted(Arc<Key>, u64),
     /// Bytes that come out of a device's memory, of either kind.
     Lifted(Lifted),
+    /// Bytes that the peer has a device copy: the number of the offer.
+    Offered([u8; OFFER]),
+}
+
+impl Payload {
+    fn flag(&self) -> u8 {
+        if matches!(self, Self::Offered(_)) { flag::NEAR } else { 0 }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -250,16 +272,32 @@ impl Frame {
             lifts.release(lifted);
         }
     }
+
+    /// The same for one of which nothing was sent.
+    pub(super) fn withdraw(&self, qp: &QpShared, lifts: &mut Lifts) {
+        self.release(lifts);
+        if let (Payload::Offered(number), Some(near)) = (&self.payload, &qp.near) {
+            near.withdraw(u64::from_le_bytes(*number));
+        }
+    }
 }
 
 /// Payload that answers a Read.
-fn granted(lifts: &mut Lifts, key: &Arc<Key>, address: u64, len: usize) -> Result<Payload, NoLift> {
+fn granted(qp: &QpShared, lifts: &mut Lifts, key: &Arc<Key>, address: u64, len: usize) -> Result<Payload, NoLift> {
     // Without a hold the key is revoked: nothing is fetched, and writing will not find the memory either.
     let place = key.device().as_ref().and_then(|device| Some((device, key.hold()?, key.at(address, len)?)));
     match place {
-        Some((device, hold, piece)) => lifts.lift(device, std::iter::once(piece), len, Some(hold)).map(Payload::Lifted),
+        Some((device, hold, memory)) => match &qp.near {
+            // Held again when it is copied.
+            Some(near) => Ok(offered(near, device, Place::Granted { key: Arc::clone(key), memory })),
+            None => lifts.lift(device, std::iter::once(memory), len, Some(hold)).map(Payload::Lifted),
+        },
         None => Ok(Payload::Granted(Arc::clone(key), address)),
     }
+}
+
+fn offered(near: &Near, device: &Arc<dyn DeviceMemory>, place: Place) -> Payload {
+    Payload::Offered(near.offer(Offer { device: Arc::clone(device), place }).to_le_bytes())
 }
 
 pub(in super::super) fn nak(msn: u64, status: WcStatus) -> Header {

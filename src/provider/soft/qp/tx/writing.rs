@@ -89,6 +89,7 @@ impl Tx {
             match &frame.payload {
                 Payload::None => {}
                 Payload::Operands(bytes) => gather.push_bytes(&bytes[done..done + left]),
+                Payload::Offered(number) => gather.push_bytes(&number[done..done + left]),
                 Payload::Request(offset) => {
                     for piece in self.pieces(frame.role, offset + done, left) {
                         gather.push(piece);
@@ -133,7 +134,7 @@ impl Tx {
         span(entry.map_or(&[], |entry| &entry.sges), offset, len)
     }
 
-    pub(super) fn consume(&mut self, mut taken: usize) {
+    pub(super) fn consume(&mut self, qp: &QpShared, mut taken: usize) {
         self.framed_bytes = self.framed_bytes.saturating_sub(taken);
         let mut revoked = None;
         while let Some(frame) = self.frames.front_mut() {
@@ -159,15 +160,15 @@ impl Tx {
         }
         // Only now is it known which frames were begun.
         if let Some(msn) = revoked {
-            self.refuse_response(msn);
+            self.refuse_response(qp, msn);
         }
     }
 
     /// The memory of a Read was revoked while it was being served.
-    fn refuse_response(&mut self, msn: u64) {
+    fn refuse_response(&mut self, qp: &QpShared, msn: u64) {
         self.refusal = Some((msn, WcStatus::RemoteAccess));
         self.responses.clear();
-        self.drop_frames(|role| matches!(role, Role::Response(_) | Role::Refusal));
+        self.drop_frames(qp, |role| matches!(role, Role::Response(_) | Role::Refusal));
     }
 
     /// What must still go out for the peer to understand the frames that follow: the rest of a frame that was begun.
@@ -180,6 +181,7 @@ impl Tx {
         match &frame.payload {
             Payload::None => {}
             Payload::Operands(bytes) => out.extend_from_slice(&bytes[done..]),
+            Payload::Offered(number) => out.extend_from_slice(&number[done..]),
             Payload::Request(offset) => {
                 self.pieces(frame.role, offset + done, left).for_each(|piece| piece.append_to(out));
             }

@@ -16,9 +16,9 @@ enum Operation {
 }
 
 /// The device of one side fails at its `nth` copy: both sides must hear of it, and everything must end.
-fn fails(link: Link, operation: Operation, at_a: bool, nth: i64, failing: Failing) {
-    let name = format!("{link} {operation:?} {at_a} {nth} {failing:?}");
-    let (a, b, devices) = pair_with_devices(link);
+fn fails(road: Road, operation: Operation, at_a: bool, nth: i64, failing: Failing) {
+    let name = format!("{road} {operation:?} {at_a} {nth} {failing:?}");
+    let (a, b, devices) = pair_with_devices(road);
     let (mine, theirs) = (Memory::either(&a, &devices[0], at_a, LEN), Memory::either(&b, &devices[1], !at_a, LEN));
     let word = SgeList::from_slice(&[mine.sge(0, 8)]);
     let grant = theirs.grant(&b, Access::all());
@@ -65,18 +65,18 @@ fn fails(link: Link, operation: Operation, at_a: bool, nth: i64, failing: Failin
 #[test]
 fn a_failing_device_ends_its_queue_pairs_and_says_why() {
     use Operation::*;
-    for link in BOTH {
+    for road in ROADS {
         for failing in [Failing::Start, Failing::Wait] {
             for at_a in [true, false] {
                 for operation in [Send, Write, WriteImm, Read] {
                     for nth in [1, 2, 4, 6] {
-                        fails(link, operation, at_a, nth, failing);
+                        fails(road, operation, at_a, nth, failing);
                     }
                 }
-                fails(link, Atomic, at_a, 1, failing);
+                fails(road, Atomic, at_a, 1, failing);
             }
             // The second copy stores the result.
-            fails(link, Atomic, false, 2, failing);
+            fails(road, Atomic, false, 2, failing);
         }
     }
 }

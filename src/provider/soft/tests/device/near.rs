@@ -1,0 +1,163 @@
+//! Both ends in one process: bytes go from device to device, and not through the host.
+
+use super::super::super::wire::NEAR_FRAGMENT;
+use super::*;
+use crate::error::CloseReason;
+
+const LEN: usize = 2 * NEAR_FRAGMENT + 1001;
+
+/// A Send, a Write and a Read, and what they made of the bytes.
+fn all_three(a: &Side, b: &Side, devices: &[Arc<Double>; 2], [at_a, at_b]: [bool; 2]) {
+    let source = Memory::either(a, &devices[0], at_a, LEN);
+    source.set(0, &pattern(LEN, 1));
+    let [target, exposed] = [0; 2].map(|_| Memory::either(b, &devices[1], at_b, LEN));
+    let back = Memory::either(a, &devices[0], at_a, LEN);
+    let grant = exposed.grant(b, Access::all());
+    let remote = exposed.remote(&grant, 0);
+    b.receive(1, target.whole());
+    a.send(1, source.whole());
+    a.post(2, WrOp::Write { remote, imm: None }, source.whole());
+    a.post(3, WrOp::Read { remote }, back.whole());
+    let [done, received] = collect([(a, 3), (b, 1)]);
+    assert_success(&done, [1, 2, 3]);
+    assert_success(&received, [1]);
+    assert!([&target, &exposed, &back].iter().all(|memory| memory.all() == source.all() && memory.is_intact()));
+}
+
+#[test]
+fn bytes_between_devices_do_not_pass_the_host() {
+    let (a, b, devices) = pair_with_devices(Road::Near);
+    all_three(&a, &b, &devices, [true, true]);
+    assert_eq!(devices.each_ref().map(|device| device.copies()), [0, 0]);
+    assert_eq!(devices.each_ref().map(|device| device.transfers()), [3, 6]);
+    let between = [&a, &b].map(|side| side.qp.counters().bytes_between_devices);
+    assert_eq!(between, [LEN as u64, 2 * LEN as u64]);
+    // The link carried names alone.
+    let sent = [&a, &b].map(|side| side.qp.shared().sent.get());
+    assert!(sent.iter().all(|sent| *sent < 2000), "{sent:?}");
+}
+
+#[test]
+fn devices_that_do_not_reach_each_other_use_the_host() {
+    let (a, b, devices) = pair_with_devices(Road::Near);
+    devices.iter().for_each(|device| device.cut_off());
+    all_three(&a, &b, &devices, [true, true]);
+    assert_eq!(devices.each_ref().map(|device| device.transfers()), [0, 0]);
+    let between = [&a, &b].map(|side| side.qp.counters().bytes_between_devices);
+    assert_eq!(between, [0, 0]);
+    all_given_back(&devices);
+}
+
+#[test]
+fn a_device_and_the_host() {
+    for ends in [[true, false], [false, true]] {
+        let (a, b, devices) = pair_with_devices(Road::Near);
+        all_three(&a, &b, &devices, ends);
+        assert_eq!(devices.each_ref().map(|device| device.transfers()), [0, 0]);
+        all_given_back(&devices);
+    }
+}
+
+/// What was read from the socket at once is more than one drive carries out.
+#[test]
+fn a_drive_ends_with_offers_left_and_the_rest_is_not_forgotten() {
+    let (a, b, devices) = pair_with_devices(Road::Near);
+    let count = 120u64;
+    let source = Memory::on(&a, &devices[0], 64 * count as usize);
+    source.set(0, &pattern(64 * count as usize, 5));
+    let target = Memory::on(&b, &devices[1], 64 * count as usize);
+    let place = |memory: &Memory, id: u64| SgeList::from_slice(&[memory.sge(64 * id as usize, 64)]);
+    let mute = b.qp.shared().mute();
+    (0..count).for_each(|id| b.receive(id, place(&target, id)));
+    let batch: Vec<_> = (0..count).map(|id| request(id, WrOp::Send { imm: None }, place(&source, id))).collect();
+    a.qp.post_send(&batch).unwrap();
+    drop(mute);
+    // Only until something came: the rest is left to nobody but the engine.
+    let mut received = Vec::new();
+    wait_until(|| {
+        b.poll(&mut received);
+        !received.is_empty()
+    });
+    assert!((received.len() as u64) < count, "one drive did it all");
+    wait_until(|| devices[1].transfers() as u64 == count);
+    let [done, rest] = collect([(&a, count as usize), (&b, count as usize - received.len())]);
+    received.extend(rest);
+    assert_success(&done, 0..count);
+    assert_success(&received, 0..count);
+    assert!(target.all() == source.all());
+}
+
+#[test]
+fn the_end_of_the_sender_waits_for_copies_from_its_memory() {
+    for polls in 0..6 {
+        let (a, b) = pair(Link::Unix);
+        let devices = [0; 2].map(|_| Double::new(32 << 20, Duration::from_millis(3)));
+        let [source, target] = [(&a, 0), (&b, 1)].map(|(side, at)| Memory::on(side, &devices[at], LEN));
+        source.set(0, &pattern(LEN, 1));
+        b.receive(1, target.whole());
+        a.send(1, source.whole());
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..=polls).for_each(|_| _ = b.poll(&mut Vec::new())));
+            std::thread::sleep(Duration::from_millis(polls));
+            a.qp.fail(CloseReason::Local);
+            // The owner of the memory does with it what it likes.
+            let given_back = source.all();
+            assert_eq!(devices[1].under_way(), 0);
+            source.set(0, &vec![0xaa; LEN]);
+            drop(given_back);
+        });
+        wait_until(|| {
+            b.poll(&mut Vec::new());
+            b.qp.close_reason().is_some()
+        });
+        assert_eq!(b.qp.close_reason(), Some(CloseReason::Peer));
+        assert!(!target.all().contains(&0xaa) || pattern(LEN, 1).contains(&0xaa));
+    }
+}
+
+#[test]
+fn a_key_that_is_revoked_before_the_peer_copies() {
+    for at_a in [true, false] {
+        let (a, b, devices) = pair_with_devices(Road::Near);
+        let exposed = Memory::on(&b, &devices[1], LEN);
+        exposed.set(0, &pattern(LEN, 1));
+        let grant = exposed.grant(&b, Access::all());
+        let local = Memory::either(&a, &devices[0], at_a, LEN);
+        let mute = a.qp.shared().mute();
+        a.post(1, WrOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
+        let before = b.qp.shared().sent.get();
+        wait_until(|| {
+            b.poll(&mut Vec::new());
+            b.qp.shared().sent.get() > before
+        });
+        grant.revoke();
+        drop(mute);
+        let [done, _] = collect([(&a, 1), (&b, 0)]);
+        assert_eq!(statuses(&done), [(1, WcStatus::RemoteAccess)]);
+        wait_until(|| {
+            b.poll(&mut Vec::new());
+            b.qp.close_reason().is_some()
+        });
+        assert_eq!(b.qp.close_reason(), Some(CloseReason::Failed(WcStatus::RemoteAccess)));
+        assert_eq!(local.all(), vec![0; LEN]);
+        all_given_back(&devices);
+    }
+}
+
+#[test]
+fn a_peer_that_names_what_it_was_not_offered() {
+    use super::super::super::wire::{Header, Kind, flag};
+    use std::io::Write;
+    let (side, mut peer) = super::super::hostile::victim(8);
+    let target = Memory::new(&side, 64);
+    side.receive(1, target.whole());
+    let flags = flag::FIRST | flag::LAST | flag::NEAR;
+    let header = Header { flags, length: 64, total: 64, ..Header::new(Kind::Send) };
+    peer.write_all(&[&header.encode()[..], &0u64.to_le_bytes()].concat()).unwrap();
+    wait_until(|| {
+        side.poll(&mut Vec::new());
+        side.qp.close_reason().is_some()
+    });
+    assert_eq!(side.qp.close_reason(), Some(CloseReason::Protocol("an offer from another process".into())));
+    assert_eq!(target.all(), [0; 64]);
+}
