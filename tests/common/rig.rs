@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
+use tokio_rdma::soft::{self, Faults, default_limits};
 use tokio_rdma::{
     Access, Address, Buffer, BufferPool, CompletionMode, Connection, ConnectionBuilder, Device, DeviceBuilder,
     ExposedRegion, Listener, ProtectionDomain, RemoteRegion,
@@ -42,19 +43,25 @@ fn nic_device() -> DeviceBuilder {
     Device::builder(&nic().expect("cases for a NIC run only where there is one").0)
 }
 
-fn soft() -> DeviceBuilder {
+fn soft0() -> DeviceBuilder {
     Device::builder("soft0")
+}
+
+/// As if the other end were in another process.
+fn soft_apart() -> DeviceBuilder {
+    soft::device(default_limits(), Some(Faults::seeded(0).keep_apart()))
 }
 
 impl Setup {
     pub const SOFT_TCP: Self = Self {
-        device: soft,
+        device: soft0,
         address: AddressKind::Tcp,
         mode: CompletionMode::Adaptive { spin: CompletionMode::DEFAULT_SPIN },
         workers: 2,
     };
     /// An RDMA NIC, by way of libibverbs.
     pub const NIC: Self = Self { device: nic_device, address: AddressKind::Nic, ..Self::SOFT_TCP };
+    pub const SOFT_TCP_APART: Self = Self { device: soft_apart, ..Self::SOFT_TCP };
     pub const SOFT_UNIX: Self = Self { address: AddressKind::Unix, ..Self::SOFT_TCP };
 
     pub const fn mode(self, mode: CompletionMode) -> Self {

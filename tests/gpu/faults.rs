@@ -33,13 +33,6 @@ fn assert_faulted(error: &Error) {
     assert!(text.contains("CUDA_ERROR_"), "{text}");
 }
 
-/// A failing kernel comes about a little later.
-fn fault_late(gpu: &Gpu) {
-    let stream = gpu.stream();
-    gpu.spin(&stream, LATE);
-    gpu.fault(&stream);
-}
-
 /// Waits until the GPU's context is broken.
 async fn faulted(gpu: &Gpu) {
     let stream = gpu.stream();
@@ -91,19 +84,17 @@ async fn while_a_send_waits_for_its_producer(rig: Rig) {
 
 async fn while_a_buffer_is_waited_for(rig: Rig) {
     let (gpu, domain) = (Gpu::open(), rig.domain());
-    let mut buffers = Vec::new();
-    // Fewer streams than a GPU has queues for (CUDA_DEVICE_MAX_CONNECTIONS, 8).
-    for seed in 0..4 {
-        let mut buffer = gpu.alloc(&domain, LEN);
-        gpu.fill_late(&mut buffer, 5 * LATE, seed);
-        buffers.push(buffer);
+    let mut buffers: Vec<_> = (0..4).map(|_| gpu.alloc(&domain, LEN)).collect();
+    // The fault first: streams share the queues of a GPU, and what is behind a producer's kernels in one comes after them.
+    let stream = gpu.stream();
+    gpu.spin(&stream, 5 * LATE);
+    gpu.fault(&stream);
+    for (seed, buffer) in buffers.iter_mut().enumerate() {
+        gpu.fill_late(buffer, 50 * LATE, seed as u64);
     }
-    fault_late(&gpu);
     let waiting = buffers.into_iter().map(|buffer| async move { buffer.idle().await });
     let ended = within(NOTICED, futures::future::join_all(waiting)).await;
-    let (failed, done): (Vec<_>, Vec<_>) = ended.into_iter().partition(Result::is_err);
-    failed.into_iter().for_each(|failed| assert_faulted(&failed.unwrap_err()));
-    assert!(done.len() <= 1, "only what shares its queue with the fault can have been done before");
+    ended.into_iter().for_each(|ended| assert_faulted(&ended.unwrap_err()));
 }
 
 /// The peer's message comes to a GPU that takes nothing any more: both sides learn of it.

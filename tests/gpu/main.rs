@@ -12,10 +12,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-/// Cases over each link of the software device.
+/// Cases over each link of the software device: by the socket alone, as between two processes, and as within one.
 macro_rules! gpu_cases {
     ($($case:ident),+ $(,)?) => {
-        gpu_cases!(@on soft_tcp, crate::common::Setup::SOFT_TCP, $($case),+);
+        gpu_cases!(@on soft_tcp_apart, crate::common::Setup::SOFT_TCP_APART, $($case),+);
         gpu_cases!(@on soft_unix, crate::common::Setup::SOFT_UNIX, $($case),+);
         gpu_cases!(@on soft_unix_single_thread, crate::common::Setup::SOFT_UNIX.single_threaded(), $($case),+);
     };

@@ -19,7 +19,10 @@ gpu_cases!(
     many_in_flight,
     one_end_in_both_roles,
     atomics_on_memory_of_the_gpu,
+    between_gpus_and_the_host,
 );
+
+lone_gpu_cases!(within_one_process);
 
 /// A whole page, less, more, odd ones, and more than the software device takes in one piece.
 fn lengths() -> Vec<usize> {
@@ -46,6 +49,60 @@ async fn sent_and_received(rig: Rig) {
             assert_eq!(gpu.mismatches(&sent.unwrap(), len, seed), 0);
         }
     }
+}
+
+/// The GPU that there is, and the next one where there are two.
+fn two() -> (Gpu, Gpu) {
+    let gpu = Gpu::open();
+    let other = if crate::gpu::count() > 1 { Gpu::open_ordinal(1) } else { gpu.clone() };
+    (gpu, other)
+}
+
+async fn between_gpus_and_the_host(rig: Rig) {
+    let ((near, far), pair) = (two(), rig.pair().await);
+    for len in lengths() {
+        for (one, other) in pair.directions() {
+            let source = near.filled(&one.domain, len, 3);
+            let (received, sent) = join!(other.receive(far.alloc(&other.domain, len)), one.send(source));
+            assert_eq!(far.mismatches(&received.unwrap().buffer, len, 3), 0, "sent {len} bytes");
+            let mut source = sent.unwrap();
+            near.fill(&near.stream(), &mut source, 4);
+            let exposed = far.exposed(other, len);
+            let source = one.write(source, &exposed.remote()).await.unwrap();
+            assert_eq!(far.mismatches_in(&exposed, len, 4), 0, "written {len} bytes");
+            drop(source);
+            let back = one.read(near.alloc(&one.domain, len), &exposed.remote()).await.unwrap();
+            assert_eq!(near.mismatches(&back, len, 4), 0, "read {len} bytes");
+            let back = one.read(one.buffer(len), &exposed.remote()).await.unwrap();
+            assert_eq!(host_mismatches(&back, 4), 0, "read {len} bytes to the host");
+        }
+    }
+}
+
+/// Between GPUs of one process nothing goes through the host, and the connection says so.
+async fn within_one_process(rig: Rig) {
+    let ((near, far), pair) = (two(), rig.pair().await);
+    let (one, other) = (&pair.client, &pair.server);
+    let len = (9 << 20) + 1;
+    let before = fake().map(|fake| (fake.get("bytes_d2h"), fake.get("bytes_h2d")));
+    let (received, sent) =
+        join!(other.receive(far.alloc(&other.domain, len)), one.send(near.filled(&one.domain, len, 3)));
+    let after = fake().map(|fake| (fake.get("bytes_d2h"), fake.get("bytes_h2d")));
+    assert_eq!(before, after);
+    assert_eq!(far.mismatches(&received.unwrap().buffer, len, 3), 0);
+    let bytes = [one, other].map(|end| end.stats().bytes_between_gpus);
+    assert_eq!(bytes, [0, len as u64]);
+    // What lies in the host's memory is not between GPUs.
+    let (received, _) = join!(other.receive(other.buffer(len)), one.send(sent.unwrap()));
+    assert_eq!(host_mismatches(received.unwrap().message(), 3), 0);
+    assert_eq!(other.stats().bytes_between_gpus, len as u64);
+
+    let apart = Rig::new(crate::common::Setup::SOFT_TCP_APART);
+    let pair = apart.pair().await;
+    let (one, other) = (&pair.client, &pair.server);
+    let (received, _) = join!(other.receive(far.alloc(&other.domain, len)), one.send(near.filled(&one.domain, len, 3)));
+    assert_eq!(far.mismatches(&received.unwrap().buffer, len, 3), 0);
+    assert_eq!(other.stats().bytes_between_gpus, 0);
 }
 
 fn of_host(end: &End, len: usize, seed: u64) -> Buffer {
