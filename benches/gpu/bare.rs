@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use cudarc::driver::{CudaSlice, CudaStream, PinnedHostSlice};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result};
 use tokio_rdma::gpu::GpuDevice;
 
 use crate::stats::median;
@@ -51,6 +51,28 @@ impl Bare {
             taken.push(started.elapsed().as_secs_f64() * 1e6);
         }
         median(&taken).context("no time was taken")
+    }
+
+    /// Copies all of the memory to another place, on this GPU or on another one, one copy at a time; the median in GB/s.
+    pub fn between(&self, to: &GpuDevice, times: usize) -> Result<f64> {
+        let source = self.device.borrow();
+        let len = source.len();
+        let target = to.context().new_stream()?.alloc_zeros::<u8>(len)?;
+        let (from_context, to_context) = (self.stream.context().cu_ctx(), to.context().cu_ctx());
+        let (from, to) = (source.device_ptr(&self.stream).0, target.device_ptr(target.stream()).0);
+        target.stream().synchronize()?;
+        let mut rates = Vec::with_capacity(times);
+        for _ in 0..times {
+            let started = Instant::now();
+            self.stream.context().bind_to_thread()?;
+            // SAFETY: both are allocations of `len` bytes of their contexts, which live until the copy has ended.
+            unsafe {
+                result::memcpy_peer_async(to_context, to, from_context, from, len, self.stream.cu_stream())?;
+            }
+            self.stream.synchronize()?;
+            rates.push(len as f64 / started.elapsed().as_secs_f64() / 1e9);
+        }
+        median(&rates).context("no rate was taken")
     }
 
     /// Copies all of the memory to the GPU, one copy at a time; the median in GB/s.

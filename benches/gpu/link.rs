@@ -9,7 +9,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::runtime::Runtime;
 use tokio_rdma::gpu::{GpuBuffer, GpuDevice};
-use tokio_rdma::{Access, Buffer, Connection, Device, Listener, ProtectionDomain, RemoteRegion};
+use tokio_rdma::soft::{self, Faults, default_limits};
+use tokio_rdma::{Access, Buffer, Connection, Listener, ProtectionDomain, RemoteRegion};
 
 use crate::stats::median;
 
@@ -18,6 +19,22 @@ use crate::stats::median;
 pub enum End {
     Host,
     Gpu,
+}
+
+/// What the ends know of each other.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Ends {
+    /// As much as two processes.
+    Apart,
+    /// That they are in one.
+    Near,
+}
+
+impl Ends {
+    fn domain(self) -> tokio_rdma::Result<ProtectionDomain> {
+        let faults = (self == Self::Apart).then(|| Faults::seeded(0).keep_apart());
+        soft::device(default_limits(), faults).open()?.alloc_pd()
+    }
 }
 
 /// What the far end does next.
@@ -85,19 +102,20 @@ fn runtime() -> std::io::Result<Runtime> {
 const EXPOSED: usize = 64 << 20;
 
 impl Link {
-    pub fn open(gpu: &GpuDevice) -> Result<Self> {
+    /// The GPUs of the near and of the far end may be one.
+    pub fn open(gpu: &GpuDevice, far_gpu: &GpuDevice, ends: Ends) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let address = format!("unix:{}", dir.path().join("bench").display());
         let (orders, given) = mpsc::channel();
         let (is_ready, ready) = mpsc::channel();
         let far = thread::spawn({
-            let (gpu, address) = (gpu.clone(), address.clone());
-            move || far_end(&gpu, &address, &is_ready, &given)
+            let (gpu, address) = (far_gpu.clone(), address.clone());
+            move || far_end(&gpu, ends, &address, &is_ready, &given)
         });
         let exposed = ready.recv().context("the far end did not start")?;
         let runtime = runtime()?;
         let (connection, domain) = runtime.block_on(async {
-            let domain = Device::open("soft0")?.alloc_pd()?;
+            let domain = ends.domain()?;
             anyhow::Ok((Connection::connect(&domain, &*address).await?, domain))
         })?;
         let (orders, far) = (Some(orders), Some(far));
@@ -184,12 +202,13 @@ fn rate(len: usize, taken: &[f64]) -> Result<f64> {
 
 fn far_end(
     gpu: &GpuDevice,
+    ends: Ends,
     address: &str,
     ready: &mpsc::Sender<RemoteRegion>,
     orders: &mpsc::Receiver<Order>,
 ) -> Result<()> {
     runtime()?.block_on(async {
-        let domain = Device::open("soft0")?.alloc_pd()?;
+        let domain = ends.domain()?;
         let exposed = GpuBuffer::alloc(gpu, &domain, EXPOSED)?.expose(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
         let listener = Listener::bind(&domain, address).await?;
         ready.send(exposed.remote())?;

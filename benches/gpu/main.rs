@@ -1,7 +1,8 @@
 //! GPU buffers over the software device beside what CUDA itself takes for the same: `cargo bench --features cuda --bench gpu`.
 //!
 //! Each round measures ours and the peer's back to back; a figure is the median over the rounds. Both ends of the connection are in
-//! this process, on two threads with a runtime each, over a Unix-domain socket.
+//! this process, on two threads with a runtime each, over a Unix-domain socket. They do not know that they are in one process, except for
+//! the rows that say so.
 //!
 //! ```text
 //! rounds ── rows ──▶ latency · throughput · launches ──▶ figures ──▶ table, JSON
@@ -23,7 +24,7 @@ use clap::Parser;
 use tokio_rdma::gpu::GpuDevice;
 
 use crate::figures::{Aim, Row};
-use crate::link::{End, Link};
+use crate::link::{End, Ends, Link};
 
 #[derive(Parser)]
 #[command(name = "gpu", about)]
@@ -70,7 +71,14 @@ fn main() -> Result<ExitCode> {
 }
 
 fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
-    let mut link = Link::open(gpu)?;
+    let mut link = Link::open(gpu, gpu, Ends::Apart)?;
+    let others = if GpuDevice::count() > 1 {
+        Some(GpuDevice::open(usize::from(gpu.capabilities().ordinal == 0))?)
+    } else {
+        None
+    };
+    let within: Vec<_> = [gpu].into_iter().chain(&others).collect();
+    let mut near = within.iter().map(|far| Link::open(gpu, far, Ends::Near)).collect::<Result<Vec<_>>>()?;
     let bare = bare::Bare::new(gpu, LONG)?;
     let mut rows = Vec::new();
     for size in LATENCIES {
@@ -87,6 +95,15 @@ fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
         rows.push(Row::new(name.to_owned(), "GB/s", peer, Aim::AtLeast(0.9)));
     }
     rows.push(Row::new("64 MiB, host to host".to_owned(), "GB/s", "plain Unix socket", Aim::None));
+    for far in &within {
+        let same = far.capabilities().ordinal == gpu.capabilities().ordinal;
+        let (to, peer, aim) = if same {
+            ("itself", "bare copy within the GPU", Aim::None)
+        } else {
+            ("another", "bare copy between the GPUs", Aim::AtLeast(0.9))
+        };
+        rows.push(Row::new(format!("64 MiB, GPU to {to} in one process"), "GB/s", peer, aim));
+    }
     rows.push(Row::new("launch beside 64 awaits".to_owned(), "us", "launch alone", Aim::AtMost(1.1)));
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
@@ -108,6 +125,9 @@ fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
         next()?.add(link.writes(LONG, times)?, limit);
         next()?.add(link.reads(LONG, times)?, limit);
         next()?.add(on_host, Some(socket));
+        for (link, far) in near.iter_mut().zip(&within) {
+            next()?.add(link.messages(End::Gpu, End::Gpu, LONG, 10 * times)?, Some(bare.between(far, 10 * times)?));
+        }
         let (beside, alone) = launches::measure(gpu, if quick { 20 } else { 2000 })?;
         next()?.add(beside, Some(alone));
         eprintln!("bare copy {copy:.1} GB/s, plain socket {socket:.1} GB/s");
