@@ -68,6 +68,12 @@ impl Peers {
     }
 }
 
+impl Drop for Peers {
+    fn drop(&mut self) {
+        let _ = self.wait();
+    }
+}
+
 impl Transfer for Peers {
     fn copy(&mut self, from: u64, to: u64, len: usize) -> io::Result<()> {
         self.start(from, to, len).map_err(io::Error::other)

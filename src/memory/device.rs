@@ -25,7 +25,7 @@ pub(crate) trait DeviceMemory: Debug + Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Copies from one device's memory to another's, or within one. Whoever drops it has waited.
+/// Copies from one device's memory to another's, or within one. Dropping it waits for them.
 pub(crate) trait Transfer: Debug + Send {
     /// Starts copying `len` bytes from the source's `from` to the target's `to`.
     fn copy(&mut self, from: u64, to: u64, len: usize) -> io::Result<()>;

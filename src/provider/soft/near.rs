@@ -63,8 +63,8 @@ pub(super) struct Offer {
 
 #[derive(Clone, Debug)]
 pub(super) enum Place {
-    /// `len` bytes of a request's list, from `offset` on.
-    Request { sges: SgeList, offset: usize, len: usize },
+    /// All of a request's list.
+    Request { sges: SgeList, len: usize },
     /// Granted memory, which the peer reads; its key may be revoked by the time.
     Granted { key: Arc<Key>, memory: Segment },
 }
@@ -199,6 +199,16 @@ impl Near {
         Ok((offer, taken))
     }
 
+    /// An offer that was taken and is not done with. In the meantime its owner may take it back.
+    pub(super) fn give_back(&self, number: u64, offer: Offer, taken: Taken) {
+        let mut list = self.peer.list.lock();
+        if !list.closed {
+            list.offers.push_front((number, offer));
+        }
+        drop(list);
+        drop(taken);
+    }
+
     /// Tells the peer why an offer of its is the end, before the link tells it that this side ends.
     pub(super) fn complain(&self, fault: CloseReason) {
         let _ = self.peer.fault.set(fault);
@@ -236,7 +246,7 @@ mod tests {
     }
 
     fn offer() -> Offer {
-        Offer { device: Arc::new(NoDevice), place: Place::Request { sges: SgeList::new(), offset: 0, len: 8 } }
+        Offer { device: Arc::new(NoDevice), place: Place::Request { sges: SgeList::new(), len: 8 } }
     }
 
     fn pair() -> (Near, Near) {

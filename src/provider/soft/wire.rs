@@ -19,10 +19,7 @@ pub(super) const FRAGMENT: usize = 256 << 10;
 /// The same for memory of a device, which is copied once more, and quicker in larger pieces.
 pub(super) const DEVICE_FRAGMENT: usize = BOUNCE;
 
-/// The same for memory of a device that a peer in this process copies from: its payload is not on the link.
-pub(super) const NEAR_FRAGMENT: usize = 4 << 20;
-
-/// What is on the link instead of such a payload: the number of the offer.
+/// What is on the link instead of a payload that a peer in this process copies from a device: the number of the offer.
 pub(super) const OFFER: usize = 8;
 
 /// Operands of an atomic: compare and swap, or the addend and zero.
@@ -73,7 +70,8 @@ pub(super) mod flag {
     pub(crate) const CAREFUL: u8 = 8;
     /// Of an acknowledgement: the sender wants one back, to know that the peer is alive.
     pub(crate) const SOLICIT: u8 = 16;
-    /// The payload is not behind the header. There is the number, of 8 bytes, under which the sender offers it in this process.
+    /// The payload, which is a whole message, is not behind the header. There is the number, of 8 bytes, under which the sender offers it
+    /// in this process.
     pub(crate) const NEAR: u8 = 32;
     pub(crate) const ALL: u8 = FIRST | LAST | IMM | CAREFUL | SOLICIT | NEAR;
 }
@@ -177,8 +175,10 @@ impl Header {
     }
 
     fn check_fragment(&self) -> Result<(), &'static str> {
-        let most = if self.has(flag::NEAR) { NEAR_FRAGMENT } else { DEVICE_FRAGMENT };
-        if self.length as usize > most {
+        if self.has(flag::NEAR) && (self.length != self.total || self.offset() != 0) {
+            return Err("an offer of a part");
+        }
+        if self.length as usize > DEVICE_FRAGMENT && !self.has(flag::NEAR) {
             return Err("a fragment is too long");
         }
         let end = self.offset().checked_add(u64::from(self.length)).ok_or("a fragment's end overflows")?;
@@ -260,6 +260,7 @@ mod tests {
         bad(|h| h.flags = flag::FIRST);
         bad(|h| h.flags = 0x80);
         bad(|h| (h.flags, h.length, h.total) = (h.flags | flag::NEAR, 0, 0));
+        bad(|h| (h.flags, h.total) = (flag::FIRST | flag::NEAR, 9));
         bad(|h| (h.kind, h.flags) = (Kind::Bye, flag::NEAR));
         bad(|h| h.total = 9);
         bad(|h| (h.flags, h.address) = (flag::LAST, u64::MAX));

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use self::landing::Failed;
 use self::landing::Landing;
@@ -98,9 +99,10 @@ pub(super) struct Rx {
     landing: Landing,
     operands: [u8; ATOMIC_OPERANDS],
     /// Where payload goes whose offer's number is being read.
-    named: (Target, Device),
-    /// What this drive has done apart from reading, in bytes of a socket.
-    spent: usize,
+    named: Option<(Target, Device)>,
+    /// Since when this drive has copied what a peer offered, and whether that took it long enough.
+    turn: Option<Instant>,
+    exhausted: bool,
     /// The peer has ended: only its last words count.
     ending: bool,
     /// An RNR NAK is out: everything is discarded until `expected` comes again.
@@ -146,8 +148,9 @@ impl Rx {
             device: None,
             landing: Landing::default(),
             operands: [0; ATOMIC_OPERANDS],
-            named: (Target::Discard, None),
-            spent: 0,
+            named: None,
+            turn: None,
+            exhausted: false,
             ending: false,
             starving: false,
             refused: None,
@@ -161,7 +164,7 @@ impl Rx {
 
     /// Reads and carries out what is there, within the budget.
     pub(super) fn run(&mut self, qp: &QpShared) -> Result<Driven, Stop> {
-        self.spent = 0;
+        (self.turn, self.exhausted) = (None, false);
         let driven = self.read_on(qp);
         if self.landing.is_empty() {
             return driven;
@@ -181,7 +184,7 @@ impl Rx {
         let mut budget = DRIVE_BYTES;
         loop {
             self.parse(qp)?;
-            if budget == 0 || self.is_exhausted() {
+            if budget == 0 || self.exhausted {
                 driven.more = true;
                 return Ok(driven);
             }
@@ -197,7 +200,7 @@ impl Rx {
                     if len < asked {
                         // The socket is empty; if it fills again, epoll says so.
                         self.parse(qp)?;
-                        driven.more = self.is_exhausted();
+                        driven.more = self.exhausted;
                         return Ok(driven);
                     }
                 }
@@ -271,13 +274,9 @@ impl Rx {
         Ok((len, asked))
     }
 
-    fn is_exhausted(&self) -> bool {
-        self.spent >= DRIVE_BYTES
-    }
-
-    /// There are frames that were read and not carried out.
+    /// The last drive may have left what it had read already.
     pub(super) fn is_unfinished(&self) -> bool {
-        self.is_exhausted() && self.end - self.start >= HEADER
+        self.exhausted
     }
 
     fn placed(&mut self, len: usize) {
@@ -290,7 +289,7 @@ impl Rx {
     fn parse(&mut self, qp: &QpShared) -> Result<(), Stop> {
         loop {
             match self.frame {
-                None if self.is_exhausted() => return Ok(()),
+                None if self.exhausted => return Ok(()),
                 None => {
                     let Some(raw) = self.staging[self.start..self.end].first_chunk::<HEADER>() else { return Ok(()) };
                     let header = Header::parse(raw)?;
@@ -316,12 +315,14 @@ impl Rx {
                     if self.remaining > 0 {
                         return Ok(());
                     }
-                    self.frame = None;
                     if header.has(flag::NEAR) {
-                        self.carry(qp, &header)?;
+                        if !self.carry(qp, &header)? {
+                            return Ok(());
+                        }
                     } else if self.device.is_some() {
                         self.land(qp)?;
                     }
+                    self.frame = None;
                     self.finish(qp, &header)?;
                 }
             }
@@ -447,7 +448,7 @@ impl Rx {
         self.key = None;
         self.frame = None;
         self.target = Target::Discard;
-        (self.device, self.receive.device, self.named.1) = (None, None, None);
+        (self.device, self.receive.device, self.named) = (None, None, None);
         self.landing.clear();
         self.read_sges.clear();
         std::mem::take(&mut self.holds_receive).then_some(self.receive.wr_id)

@@ -11,11 +11,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use super::super::super::keys::Hold;
-use super::super::super::near::Taken;
-use crate::memory::device::{Bounce, DeviceMemory, Transfer};
+use crate::memory::device::{Bounce, DeviceMemory};
 use crate::memory::dma::Segment;
 
 /// Bounces of one queue pair for what it receives: one is filled while two are emptied.
@@ -59,49 +56,18 @@ impl Drop for Chunk {
     }
 }
 
-/// Copies from the memory of a peer in this process.
-pub(super) struct Carried {
-    transfer: Box<dyn Transfer>,
-    read: Option<u32>,
-    waited: bool,
-    _source: Taken,
-    _target: Option<Hold>,
-}
-
-impl Carried {
-    pub(super) fn new(transfer: Box<dyn Transfer>, read: Option<u32>, source: Taken, target: Option<Hold>) -> Self {
-        Self { transfer, read, waited: true, _source: source, _target: target }
-    }
-
-    fn wait(&mut self) -> Result<(), Failed> {
-        if std::mem::replace(&mut self.waited, true) {
-            return Ok(());
-        }
-        self.transfer.wait().map_err(|error| Failed { error, read: self.read })
-    }
-}
-
-impl Drop for Carried {
-    /// As for a [`Chunk`], at either end.
-    fn drop(&mut self) {
-        let _ = self.wait();
-    }
-}
-
 #[derive(Default)]
 pub(super) struct Landing {
     /// What is being filled.
     filling: Option<Chunk>,
     /// What was filled, the oldest first.
     landing: VecDeque<Chunk>,
-    /// What does not pass through bounces.
-    carried: SmallVec<[Carried; 4]>,
 }
 
 impl Landing {
     /// Nothing is held or under way.
     pub(super) fn is_empty(&self) -> bool {
-        self.filling.is_none() && self.landing.is_empty() && self.carried.is_empty()
+        self.filling.is_none() && self.landing.is_empty()
     }
 
     /// Makes sure that there is a bounce to fill for `device`.
@@ -179,28 +145,13 @@ impl Landing {
         Ok(())
     }
 
-    /// Starts the copies of these runs, each from the one to the other.
-    pub(super) fn carry(
-        &mut self,
-        mut carried: Carried,
-        mut runs: impl Iterator<Item = (Segment, Segment)>,
-    ) -> Result<(), Failed> {
-        carried.waited = false;
-        let started = runs.try_for_each(|(from, to)| carried.transfer.copy(from.address(), to.address(), to.len()));
-        started.map_err(|error| Failed { error, read: carried.read })?;
-        self.carried.push(carried);
-        Ok(())
-    }
-
     /// Waits until everything is where it belongs.
     pub(super) fn wait(&mut self) -> Result<(), Failed> {
-        self.let_go_of_carried()?;
         self.landing.iter_mut().try_for_each(Chunk::wait)
     }
 
     /// Waits for what goes into memory of an exposed region, and gives the bounces back when nothing is left to be done.
     pub(super) fn let_go(&mut self) -> Result<(), Failed> {
-        self.let_go_of_carried()?;
         self.landing.iter_mut().filter(|chunk| chunk.hold.is_some()).try_for_each(Chunk::wait)?;
         if self.filled() == 0 && self.landing.iter().all(|chunk| chunk.waited) {
             self.clear();
@@ -208,15 +159,8 @@ impl Landing {
         Ok(())
     }
 
-    fn let_go_of_carried(&mut self) -> Result<(), Failed> {
-        let waited = self.carried.iter_mut().try_for_each(Carried::wait);
-        self.carried.clear();
-        waited
-    }
-
     /// Waits, and gives all bounces back.
     pub(super) fn clear(&mut self) {
-        self.carried.clear();
         self.filling = None;
         self.landing.clear();
     }

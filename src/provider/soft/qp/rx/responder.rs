@@ -49,7 +49,7 @@ impl Rx {
             _ => {}
         }
         if header.has(flag::NEAR) {
-            self.named = (std::mem::replace(&mut self.target, Target::Operands), self.device.take());
+            self.named = Some((std::mem::replace(&mut self.target, Target::Operands), self.device.take()));
             self.offset = 0;
         }
         Ok(())

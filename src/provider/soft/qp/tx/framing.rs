@@ -7,9 +7,7 @@ use std::time::Instant;
 
 use super::super::super::keys::Key;
 use super::super::super::near::{Near, Offer, Place};
-use super::super::super::wire::{
-    ATOMIC_OPERANDS, DEVICE_FRAGMENT, FRAGMENT, HEADER, Header, Kind, NEAR_FRAGMENT, OFFER, flag,
-};
+use super::super::super::wire::{ATOMIC_OPERANDS, DEVICE_FRAGMENT, FRAGMENT, HEADER, Header, Kind, OFFER, flag};
 use super::super::QpShared;
 use super::super::queue::span;
 use super::lifting::{Lifted, Lifts, NoLift};
@@ -162,7 +160,7 @@ impl Tx {
                 if len > 0 {
                     payload = Payload::Request(offset);
                     if let (Some(device), Some(near)) = (&entry.device, &qp.near) {
-                        let place = Place::Request { sges: entry.sges.clone(), offset, len };
+                        let place = Place::Request { sges: entry.sges.clone(), len };
                         payload = offered(near, device, place);
                         header.flags |= payload.flag();
                     } else if let Some(device) = &entry.device {
@@ -219,7 +217,7 @@ fn fragment(qp: &QpShared, of_device: bool) -> usize {
     match (of_device, &qp.near) {
         (false, _) => FRAGMENT,
         (true, None) => DEVICE_FRAGMENT,
-        (true, Some(_)) => NEAR_FRAGMENT,
+        (true, Some(_)) => usize::MAX,
     }
 }
 

@@ -270,6 +270,12 @@ impl Transfer for DoubleTransfer {
     }
 }
 
+impl Drop for DoubleTransfer {
+    fn drop(&mut self) {
+        let _ = self.wait();
+    }
+}
+
 impl Bounce for DoubleBounce {
     fn segment(&self) -> Segment {
         assert_eq!(self.place.words.len() * 8, BOUNCE);
