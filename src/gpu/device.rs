@@ -10,6 +10,7 @@ use super::bounce::Bounces;
 use super::driver::{self, Driver};
 use super::error::GpuError;
 use super::events::Events;
+use super::peers::Reach;
 use super::pinned::Shelf;
 use super::reaper::Reaper;
 use super::visibility::Visibility;
@@ -40,6 +41,7 @@ pub(super) struct Inner {
     pub(super) bounces: Bounces,
     pub(super) shelf: Shelf,
     pub(super) reaper: Reaper,
+    pub(super) reach: Reach,
     pub(super) driver: &'static Driver,
     capabilities: GpuCapabilities,
     visibility: Visibility,
@@ -123,6 +125,7 @@ impl GpuDevice {
             bounces: Bounces::default(),
             shelf: Shelf::default(),
             reaper: Reaper::default(),
+            reach: Reach::default(),
             context: context.clone(),
             driver,
             capabilities,

@@ -16,7 +16,8 @@ use super::error::GpuError;
 const LIBRARY: &str = "libcuda.so.1";
 
 /// What cudarc is asked for in this crate, so that a driver without it is an error and no panic. All of it came with CUDA 11 or before.
-const USED: [&str; 30] = [
+const USED: [&str; 31] = [
+    "cuCtxEnablePeerAccess",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
@@ -50,10 +51,11 @@ const USED: [&str; 30] = [
 ];
 
 /// The same for memory that is mapped, which came with CUDA 10.2 and 11.3.
-const MAPPING: [&str; 8] = [
+const MAPPING: [&str; 9] = [
     "cuMemAddressFree",
     "cuMemAddressReserve",
     "cuMemCreate",
+    "cuMemGetAccess",
     "cuMemGetAllocationGranularity",
     "cuMemMap",
     "cuMemRelease",
@@ -151,6 +153,7 @@ impl Driver {
     }
 
     /// Whether it has all of [`MAPPING`].
+    /// Whether functions for mapped memory are all there.
     pub(super) fn maps_memory(&self) -> bool {
         self.maps_memory
     }

@@ -92,14 +92,22 @@ impl Drop for Mapping {
     }
 }
 
+/// Where the GPU's memory is.
+pub(super) fn location(gpu: &Inner) -> sys::CUmemLocation {
+    // SAFETY: plain data, for which zeros mean "nowhere".
+    let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
+    location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    // By its place: what it is called depends on the version of CUDA that cudarc was told to be built for.
+    // SAFETY: the location is the type and then the device, 4 bytes each, in all of them (cuda.h, `CUmemLocation`).
+    unsafe { (&raw mut location).cast::<i32>().add(1).write(gpu.context.cu_device()) };
+    location
+}
+
 fn properties(gpu: &Inner) -> sys::CUmemAllocationProp {
     // SAFETY: plain data, for which zeros mean "nothing special".
     let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    // By its place: what it is called depends on the version of CUDA that cudarc was told to be built for.
-    // SAFETY: the location is the type and then the device, 4 bytes each, in all of them (cuda.h, `CUmemLocation`).
-    unsafe { (&raw mut properties.location).cast::<i32>().add(1).write(gpu.context.cu_device()) };
+    properties.location = location(gpu);
     properties.allocFlags.gpuDirectRDMACapable = u8::from(gpu.capabilities().gpu_direct);
     properties
 }

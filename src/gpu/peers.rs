@@ -1,17 +1,20 @@
 //! Copies between buffers of GPUs, without the host.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::io;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{result, sys};
 
 use super::bounce::noted;
 use super::device::Inner;
 use super::error::GpuError;
 use super::events::Event;
+use super::mapping::location;
 use crate::memory::device::Transfer;
+use crate::sync::Mutex;
 
 /// Copies from one GPU's memory to another's, or within one.
 #[derive(Debug)]
@@ -23,10 +26,14 @@ struct Peers {
     copying: bool,
 }
 
+/// The contexts of other GPUs whose memory this one reaches, and of those that it does not.
+#[derive(Default)]
+pub(super) struct Reach(Mutex<HashMap<usize, bool>>);
+
 /// What copies from `source` to `target`; `None` where the GPUs do not reach each other.
 pub(super) fn transfer(source: &Inner, target: &Inner) -> Result<Option<Box<dyn Transfer>>, GpuError> {
     let (Some(source), Some(target)) = (source.shared(), target.shared()) else { return Ok(None) };
-    if !same(&source, &target) && !reaches(&target.context, &source.context)? {
+    if !same(&source, &target) && !reaches(&target, &source)? {
         return Ok(None);
     }
     let event = target.events.unrecorded()?;
@@ -38,13 +45,55 @@ fn same(one: &Inner, other: &Inner) -> bool {
     one.context.cu_ctx() == other.context.cu_ctx()
 }
 
-fn reaches(from: &CudaContext, to: &CudaContext) -> Result<bool, GpuError> {
+/// Whether `from` reaches the memory of `to`, which from now on it does if it can.
+fn reaches(from: &Inner, to: &Inner) -> Result<bool, GpuError> {
+    let mut known = from.reach.0.lock();
+    if let Some(reaches) = known.get(&(to.context.cu_ctx() as usize)) {
+        return Ok(*reaches);
+    }
     let mut can: c_int = 0;
     // SAFETY: the pointer is to an int of this frame; the devices are those of living contexts.
-    unsafe { sys::cuDeviceCanAccessPeer(&mut can, from.cu_device(), to.cu_device()) }
+    unsafe { sys::cuDeviceCanAccessPeer(&mut can, from.context.cu_device(), to.context.cu_device()) }
         .result()
         .map_err(GpuError::driver("cuDeviceCanAccessPeer"))?;
+    if can != 0 {
+        from.bind()?;
+        // Memory of cuMemAlloc is reached through this; without it the driver copies through the host.
+        // SAFETY: a living context; 0 is the only flag there is.
+        let status = unsafe { sys::cuCtxEnablePeerAccess(to.context.cu_ctx(), 0) };
+        // The program may have done so itself; and a GPU has room for so many peers.
+        const ALREADY: [sys::CUresult; 2] =
+            [sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, sys::CUresult::CUDA_ERROR_TOO_MANY_PEERS];
+        if !ALREADY.contains(&status) {
+            status.result().map_err(GpuError::driver("cuCtxEnablePeerAccess"))?;
+        }
+    }
+    known.insert(to.context.cu_ctx() as usize, can != 0);
     Ok(can != 0)
+}
+
+/// Lets `gpu` reach the mapped memory around `address`, which only the GPUs do that were named when it was mapped.
+///
+/// Where that does not go, or the memory is of another kind, nothing is lost: the driver finds a way of its own.
+fn open(gpu: &Inner, address: u64) {
+    if !gpu.driver.maps_memory() {
+        return;
+    }
+    let location = location(gpu);
+    let mut allowed = 0;
+    // SAFETY: the pointers are to values of this frame.
+    let asked = unsafe { sys::cuMemGetAccess(&mut allowed, &location, address) }.result();
+    if asked.is_err() || allowed != 0 {
+        return;
+    }
+    let access = sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    let opened = gpu.driver.address_range(address).and_then(|(start, len)| {
+        // SAFETY: all of one mapping, whose owner keeps it while it is copied from; one descriptor.
+        unsafe { sys::cuMemSetAccess(start, len, &access, 1) }.result().map_err(GpuError::driver("cuMemSetAccess"))
+    });
+    if let Err(error) = opened {
+        tracing::debug!(%error, address, "memory of one GPU is not opened to another");
+    }
 }
 
 impl Peers {
@@ -58,6 +107,7 @@ impl Peers {
             unsafe { result::memcpy_dtod_async(to, from, len, stream) }
                 .map_err(GpuError::driver("cuMemcpyDtoDAsync"))?;
         } else {
+            open(target, from);
             let (to_context, from_context) = (target.context.cu_ctx(), source.context.cu_ctx());
             // SAFETY: as above, each in its own context.
             unsafe { result::memcpy_peer_async(to_context, to, from_context, from, len, stream) }

@@ -87,15 +87,26 @@ async fn within_one_process(rig: Rig) {
     let before = fake().map(|fake| (fake.get("bytes_d2h"), fake.get("bytes_h2d")));
     let (received, sent) =
         join!(other.receive(far.alloc(&other.domain, len)), one.send(near.filled(&one.domain, len, 3)));
+    let mut sent = sent.unwrap();
     let after = fake().map(|fake| (fake.get("bytes_d2h"), fake.get("bytes_h2d")));
     assert_eq!(before, after);
     assert_eq!(far.mismatches(&received.unwrap().buffer, len, 3), 0);
-    let bytes = [one, other].map(|end| end.stats().bytes_between_gpus);
-    assert_eq!(bytes, [0, len as u64]);
+    assert_eq!([one, other].map(|end| end.stats().bytes_between_gpus), [0, len as u64]);
+    if crate::gpu::count() > 1 {
+        if let Some(fake) = fake() {
+            // Opened to the other GPU once.
+            let opened = fake.get("cuMemSetAccess");
+            let (received, again) = join!(other.receive(far.alloc(&other.domain, len)), one.send(sent));
+            received.unwrap();
+            sent = again.unwrap();
+            assert_eq!((fake.get("cuMemSetAccess"), fake.get("cuCtxEnablePeerAccess")), (opened + 1, 1));
+        }
+    }
     // What lies in the host's memory is not between GPUs.
-    let (received, _) = join!(other.receive(other.buffer(len)), one.send(sent.unwrap()));
+    let between = other.stats().bytes_between_gpus;
+    let (received, _) = join!(other.receive(other.buffer(len)), one.send(sent));
     assert_eq!(host_mismatches(received.unwrap().message(), 3), 0);
-    assert_eq!(other.stats().bytes_between_gpus, len as u64);
+    assert_eq!(other.stats().bytes_between_gpus, between);
 
     let apart = Rig::new(crate::common::Setup::SOFT_TCP_APART);
     let pair = apart.pair().await;

@@ -60,6 +60,18 @@ static MEMORY: Registry<Memory> = Registry::new("memory handle", 0x7000_0000);
 /// Addresses without memory: where they begin, how many, and whose they are.
 static RESERVED: Mutex<BTreeMap<u64, (u64, usize)>> = Mutex::new(BTreeMap::new());
 
+/// Who may use memory that is mapped, as the driver API lays it out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Access {
+    location_kind: u32,
+    location: i32,
+    flags: u32,
+}
+
+/// How a device may use the memory mapped at an address.
+static OPEN: Mutex<BTreeMap<(u64, i32), u32>> = Mutex::new(BTreeMap::new());
+
 fn reserved_device(address: u64, len: u64) -> Result<usize> {
     let reserved = lock(&RESERVED);
     let (&start, &(room, device)) = reserved.range(..=address).next_back().ok_or(Code::INVALID_VALUE)?;
@@ -155,13 +167,33 @@ driver! {
             return Err(Code::INVALID_VALUE);
         }
         let result = context::find(found.context)?.synchronize();
+        lock(&OPEN).retain(|(start, _), _| *start != address);
         memory::free(&found);
         result
     }
 
-    fn cuMemSetAccess(address: u64, len: usize, _access: usize, count: usize) {
-        let found = memory::find(address).ok_or(Code::INVALID_VALUE)?;
-        let fits = len as u64 <= found.len - (address - found.address);
-        if fits && count > 0 && matches!(found.kind, Kind::Mapped { .. }) { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    fn cuMemSetAccess(address: u64, len: usize, access: In<Access>, count: usize) {
+        let found = memory::find(address).filter(|found| matches!(found.kind, Kind::Mapped { .. }));
+        let found = found.ok_or(Code::INVALID_VALUE)?;
+        let whole = found.address == address && found.len == len as u64;
+        if !whole || count == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        for at in 0..count {
+            let Access { location_kind, location, flags } = access.get(at)?;
+            if location_kind != ON_DEVICE {
+                return Err(Code::INVALID_VALUE);
+            }
+            device::get(location)?;
+            lock(&OPEN).insert((address, location), flags);
+        }
+        Ok(())
+    }
+
+    fn cuMemGetAccess(flags: Out<u64>, location: In<[u32; 2]>, address: u64) {
+        let found = memory::find(address).filter(|found| matches!(found.kind, Kind::Mapped { .. }));
+        let (found, [_, device]) = (found.ok_or(Code::INVALID_VALUE)?, location.get(0)?);
+        let open = lock(&OPEN).get(&(found.address, device as i32)).copied();
+        flags.put(open.unwrap_or(0).into())
     }
 }
