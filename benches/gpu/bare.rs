@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, PinnedHostSlice, result, sys};
 use tokio_rdma::gpu::GpuDevice;
 
 use crate::stats::median;
@@ -55,12 +55,20 @@ impl Bare {
 
     /// Copies all of the memory to another place, on this GPU or on another one, one copy at a time; the median in GB/s.
     pub fn between(&self, to: &GpuDevice, times: usize) -> Result<f64> {
-        let source = self.device.borrow();
-        let len = source.len();
-        let target = to.context().new_stream()?.alloc_zeros::<u8>(len)?;
+        let len = self.device.borrow().len();
         let (from_context, to_context) = (self.stream.context().cu_ctx(), to.context().cu_ctx());
-        let (from, to) = (source.device_ptr(&self.stream).0, target.device_ptr(target.stream()).0);
-        target.stream().synchronize()?;
+        // Not from the pool, whose memory other GPUs do not reach.
+        let allocate = |gpu: &Arc<CudaContext>| -> Result<u64> {
+            gpu.bind_to_thread()?;
+            // SAFETY: freed at the end, after the last copy.
+            Ok(unsafe { result::malloc_sync(len)? })
+        };
+        let (from, to) = (allocate(self.stream.context())?, allocate(to.context())?);
+        if from_context != to_context {
+            self.stream.context().bind_to_thread()?;
+            // SAFETY: a living context. That it may be done already is no matter.
+            let _ = unsafe { sys::cuCtxEnablePeerAccess(to_context, 0) };
+        }
         let mut rates = Vec::with_capacity(times);
         for _ in 0..times {
             let started = Instant::now();
@@ -71,6 +79,10 @@ impl Bare {
             }
             self.stream.synchronize()?;
             rates.push(len as f64 / started.elapsed().as_secs_f64() / 1e9);
+        }
+        for memory in [from, to] {
+            // SAFETY: allocated above, and not used any more.
+            unsafe { result::free_sync(memory)? };
         }
         median(&rates).context("no rate was taken")
     }

@@ -12,6 +12,9 @@ use tokio_rdma::gpu::{GpuBuffer, GpuDevice};
 use crate::stats::median;
 
 const AWAITS: usize = 64;
+
+/// Both are measured in so many turns, since what a launch takes drifts by more than what is looked for.
+const TURNS: usize = 10;
 const KERNELS: &str = include_str!("../../tests/gpu/kernels.ptx");
 
 /// The median time of a launch while 64 tasks await a stream that is busy, and while none does; in microseconds.
@@ -27,30 +30,36 @@ pub fn measure(gpu: &GpuDevice, times: usize) -> Result<(f64, f64)> {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let domain = Device::open("soft0")?.alloc_pd()?;
-    // Longer than both measurements take.
+    // Longer than one turn of either takes.
+    let times = times.div_ceil(TURNS);
     let nanoseconds = 20_000 * times as u64 + 20_000_000;
+    let mut buffers = (0..AWAITS).map(|_| GpuBuffer::alloc(gpu, &domain, 8)).collect::<Result<Vec<_>, _>>()?;
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        occupy(nanoseconds)?;
+        alone.extend(launches(&free, times)?);
+        busy.synchronize()?;
 
-    occupy(nanoseconds)?;
-    let alone = launches(&free, times)?;
-    busy.synchronize()?;
-
-    occupy(nanoseconds)?;
-    let mut awaits = Vec::new();
-    for _ in 0..AWAITS {
-        let mut buffer = GpuBuffer::alloc(gpu, &domain, 8)?;
-        drop(buffer.write_on::<u8>(&busy)?);
-        awaits.push(runtime.spawn(async move { buffer.idle().await }));
+        occupy(nanoseconds)?;
+        let awaits: Vec<_> = buffers
+            .drain(..)
+            .map(|mut buffer| {
+                drop(buffer.write_on::<u8>(&busy)?);
+                Ok(runtime.spawn(async move { buffer.idle().await.map(|()| buffer) }))
+            })
+            .collect::<Result<_>>()?;
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        beside.extend(launches(&free, times)?);
+        for done in awaits {
+            buffers.push(runtime.block_on(done)??);
+        }
     }
-    std::thread::sleep(std::time::Duration::from_millis(5));
-    let beside = launches(&free, times)?;
-    for done in awaits {
-        runtime.block_on(done)??;
-    }
-    Ok((beside, alone))
+    let micros = |taken: &[f64]| median(taken).context("no time was taken");
+    Ok((micros(&beside)?, micros(&alone)?))
 }
 
-/// Small pieces of work, submitted one after the other.
-fn launches(stream: &Arc<CudaStream>, times: usize) -> Result<f64> {
+/// Small pieces of work, submitted one after the other, and how many microseconds each submission took.
+fn launches(stream: &Arc<CudaStream>, times: usize) -> Result<Vec<f64>> {
     let mut place = stream.alloc_zeros::<u8>(8)?;
     stream.synchronize()?;
     let mut taken = Vec::with_capacity(times);
@@ -60,5 +69,5 @@ fn launches(stream: &Arc<CudaStream>, times: usize) -> Result<f64> {
         taken.push(started.elapsed().as_secs_f64() * 1e6);
     }
     stream.synchronize()?;
-    median(&taken).context("no time was taken")
+    Ok(taken)
 }

@@ -1,5 +1,6 @@
 //! A connection of the software device, with one end on a thread of its own.
 
+use std::collections::VecDeque;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
@@ -41,7 +42,12 @@ impl Ends {
 enum Order {
     /// Receives so many messages of this length, and answers each one with 8 bytes.
     Receive { to: End, len: usize, times: usize },
+    /// Receives as many as [`DEPTH`] at a time, and answers the last one.
+    Stream { to: End, len: usize, times: usize },
 }
+
+/// Messages in flight where throughput counts and not the time that each takes.
+const DEPTH: usize = 4;
 
 /// The near end, and orders for the far one.
 pub struct Link {
@@ -135,6 +141,32 @@ impl Link {
         rate(len, &self.exchange(from, to, len, times)?)
     }
 
+    /// Messages, several in flight and only the last one answered; GB/s.
+    pub fn stream(&mut self, from: End, to: End, len: usize, times: usize) -> Result<f64> {
+        let each = times.div_ceil(DEPTH);
+        let times = each * DEPTH;
+        self.orders.as_ref().context("closed")?.send(Order::Stream { to, len, times })?;
+        self.ready.recv().context("the far end has ended")?;
+        let (connection, domain, gpu) = (&self.connection, &self.domain, &self.gpu);
+        self.runtime.block_on(async {
+            let memories: Vec<_> = (0..DEPTH).map(|_| Memory::new(gpu, domain, from, len)).collect::<Result<_>>()?;
+            let answer = connection.receive(domain.alloc(8)?);
+            let started = Instant::now();
+            let sending = memories.into_iter().map(|mut memory| async move {
+                for _ in 0..each {
+                    memory = memory.send(connection).await?;
+                }
+                anyhow::Ok(())
+            });
+            let sent = futures::future::try_join_all(sending);
+            let (sent, answer) = tokio::join!(sent, answer);
+            let taken = started.elapsed().as_secs_f64();
+            sent?;
+            answer?;
+            Ok((len * times) as f64 / taken / 1e9)
+        })
+    }
+
     fn exchange(&mut self, from: End, to: End, len: usize, times: usize) -> Result<Vec<f64>> {
         let warm_up = times / 10 + 1;
         let all = times + warm_up;
@@ -216,7 +248,24 @@ fn far_end(
         let mut answer = domain.alloc(8)?;
         loop {
             // Blocks this thread while it has nothing to do: the device's own engine serves Reads and Writes.
-            let Ok(Order::Receive { to, len, times }) = orders.recv() else { return Ok(()) };
+            let (to, len, times) = match orders.recv() {
+                Ok(Order::Receive { to, len, times }) => (to, len, times),
+                Ok(Order::Stream { to, len, times }) => {
+                    let post = |memory: Memory| memory.post(&connection);
+                    let memories = (0..DEPTH).map(|_| Memory::new(gpu, &domain, to, len));
+                    let mut posted: VecDeque<_> = memories.map(|memory| post(memory?)).collect::<Result<_>>()?;
+                    ready.send(exposed.remote())?;
+                    for left in (0..times).rev() {
+                        let memory = posted.pop_front().context("a receive is posted for each message")?.await?;
+                        if left >= DEPTH {
+                            posted.push_back(post(memory)?);
+                        }
+                    }
+                    answer = connection.send(answer).await?;
+                    continue;
+                }
+                Err(_) => return Ok(()),
+            };
             // The next message finds its place, whatever the sender's pace: one that finds none is sent twice.
             let mut spare = Some(Memory::new(gpu, &domain, to, len)?);
             let mut receiving = Some(Memory::new(gpu, &domain, to, len)?.post(&connection)?);

@@ -102,7 +102,8 @@ fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
         } else {
             ("another", "bare copy between the GPUs", Aim::AtLeast(0.9))
         };
-        rows.push(Row::new(format!("64 MiB, GPU to {to} in one process"), "GB/s", peer, aim));
+        rows.push(Row::new(format!("64 MiB, GPU to {to} in one process"), "GB/s", peer, Aim::None));
+        rows.push(Row::new("the same, 4 in flight".to_owned(), "GB/s", peer, aim));
     }
     rows.push(Row::new("launch beside 64 awaits".to_owned(), "us", "launch alone", Aim::AtMost(1.1)));
     for round in 1..=rounds {
@@ -126,7 +127,9 @@ fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
         next()?.add(link.reads(LONG, times)?, limit);
         next()?.add(on_host, Some(socket));
         for (link, far) in near.iter_mut().zip(&within) {
-            next()?.add(link.messages(End::Gpu, End::Gpu, LONG, 10 * times)?, Some(bare.between(far, 10 * times)?));
+            let peer = Some(bare.between(far, 10 * times)?);
+            next()?.add(link.messages(End::Gpu, End::Gpu, LONG, 10 * times)?, peer);
+            next()?.add(link.stream(End::Gpu, End::Gpu, LONG, 20 * times)?, peer);
         }
         let (beside, alone) = launches::measure(gpu, if quick { 20 } else { 2000 })?;
         next()?.add(beside, Some(alone));

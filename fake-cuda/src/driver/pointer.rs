@@ -117,9 +117,10 @@ driver! {
         Ok(())
     }
 
+    // Of the thread's own device only, as an H200's driver has it.
     fn cuMemGetAddressRange_v2(base: Out<u64>, len: Out<usize>, address: u64) {
-        context::usable()?;
-        let found = memory::find(address).ok_or(Code::NOT_FOUND)?;
+        let device = context::usable()?.device;
+        let found = memory::find(address).filter(|found| found.device == device).ok_or(Code::NOT_FOUND)?;
         base.put_if_wanted(found.address)?;
         len.put_if_wanted(found.len as usize)
     }
