@@ -3,6 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::super::HandshakeStep;
+use super::super::wire::VERSION;
 use super::*;
 use crate::error::{CloseReason, Error};
 
@@ -64,16 +65,17 @@ fn strangers_are_told_apart() {
         let (ctx, pd, cq) = device(default_limits(), None);
         let acceptor = ctx.listen(&address(Link::Tcp)).await.unwrap();
         let Address::Ip(at) = acceptor.local_address().clone() else { unreachable!() };
-        let cases: [(&[u8], &str); 5] = [
-            (b"GET / HTTP/1.1\r\n\r\n", "does not speak this protocol"),
-            (b"rdma\x63\x01\x00\x00", "version 99"),
-            (b"rdma\x02\x01\xff\xff", "the limit is"),
-            (b"rdma\x02\x01\x03\x00abc", "too short"),
-            (b"rdma\x02", "closed the socket"),
+        let ours = |rest: &[u8]| [b"rdma", &[VERSION][..], rest].concat();
+        let cases = [
+            (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "does not speak this protocol"),
+            (b"rdma\x63\x01\x00\x00".to_vec(), "version 99"),
+            (ours(b"\x01\xff\xff"), "the limit is"),
+            (ours(b"\x01\x03\x00abc"), "too short"),
+            (ours(b""), "closed the socket"),
         ];
         for (bytes, complaint) in cases {
             let mut client = tokio::net::TcpStream::connect(at).await.unwrap();
-            client.write_all(bytes).await.unwrap();
+            client.write_all(&bytes).await.unwrap();
             client.shutdown().await.unwrap();
             let error = acceptor.accept().await.unwrap().accept(&pd, &cq, &config(), |_| Ok(vec![])).await.unwrap_err();
             assert!(error.to_string().contains(complaint), "{error}");
