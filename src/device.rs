@@ -160,14 +160,36 @@ impl Device {
     }
 
     /// The numbers of the CPUs that share a NUMA node with the NIC, in order. A thread elsewhere reaches its registers and the
-    /// completions it writes through the link between the nodes. To run a tokio runtime there, pin its threads in
-    /// `tokio::runtime::Builder::on_thread_start`, or the process with `taskset(1)`.
+    /// completions it writes through the link between the nodes.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] for a software device, and for one whose place is not in sysfs.
     pub fn local_cpus(&self) -> Result<Vec<usize>> {
         self.inner.context.local_cpus()
+    }
+
+    /// Runs the calling thread on the NIC's [`local_cpus`](Self::local_cpus) from now on, and threads that it starts. A runtime near the
+    /// NIC has threads that all did this:
+    ///
+    /// ```no_run
+    /// # use tokio_rdma::Device;
+    /// let device = Device::open("mlx5_0")?;
+    /// let pinned = device.clone();
+    /// let near = move || pinned.pin_this_thread().expect("the NIC's place is in sysfs");
+    /// let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_start(near).build().expect("a runtime");
+    /// runtime.block_on(async { /* connections of this device */ });
+    /// # Ok::<(), tokio_rdma::Error>(())
+    /// ```
+    ///
+    /// For the device's own threads there is [`DeviceBuilder::pin_to_local_cpus`].
+    ///
+    /// # Errors
+    ///
+    /// As [`local_cpus`](Self::local_cpus); [`Error::Io`] when this process may run on none of them (`sched_setaffinity(2)`).
+    pub fn pin_this_thread(&self) -> Result<()> {
+        let cpus = self.local_cpus()?;
+        crate::affinity::pin(&cpus).map_err(|error| Error::io("pin a thread to", format!("the CPUs {cpus:?}"), error))
     }
 
     /// Completion vectors: interrupts that [`DeviceBuilder::completion_vector`] chooses from.
@@ -266,7 +288,7 @@ impl DeviceBuilder {
 
     /// Runs this device's threads on the CPUs near the NIC: the one that hears of its events, and polling threads
     /// ([`CompletionMode::PollingThread`]) without a CPU of their own. For the runtime's own threads, see
-    /// [`Device::local_cpus`]. Default: no, since the scheduler may know better on a host with one NUMA node.
+    /// [`Device::pin_this_thread`]. Default: no, since the scheduler may know better on a host with one NUMA node.
     ///
     /// Opening the device fails when it is not known which CPUs those are.
     #[must_use]

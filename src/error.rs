@@ -236,6 +236,15 @@ pub enum Error {
         no_nics: Option<String>,
     },
 
+    /// No RDMA NIC near a GPU, or another function, can be used.
+    #[error("no RDMA NIC near {function}: {}", crate::topology::listed(candidates))]
+    NoNearNic {
+        /// The GPU.
+        function: crate::topology::PciAddress,
+        /// Every NIC, with how near it is and why it cannot be used.
+        candidates: Vec<crate::topology::Candidate>,
+    },
+
     /// A value is outside of what the device, the connection or the buffer allows. Nothing was posted.
     #[error("{operation}: {what} is {value}, the limit is {limit}{}", hint_text(hint))]
     Limit {

@@ -65,7 +65,7 @@
 //!
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
-//! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`] and [`QueuePairEndpoint`].
+//! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`], [`QueuePairEndpoint`] and [`topology::PciAddress`].
 #![deny(unsafe_code)]
 #![doc(test(attr(deny(warnings), allow(dead_code))))]
 
@@ -87,6 +87,7 @@ pub mod op;
 mod provider;
 pub mod soft;
 mod sync;
+pub mod topology;
 
 pub use address::{Address, IntoAddress};
 pub use completion::CompletionMode;

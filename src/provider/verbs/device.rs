@@ -124,7 +124,7 @@ impl Context {
         device.channel = EventChannel::new();
         let limits = device.limits(name)?;
         let device = Arc::new(device);
-        let cpus = if pinned { Some(super::affinity::local_cpus(name)?) } else { None };
+        let cpus = if pinned { Some(crate::topology::local_cpus(name)?) } else { None };
         let watcher = Watcher::start(device.clone(), cpus)?;
         Ok(Some(Self(Arc::new(ContextInner { _watcher: watcher, device, name: name.to_owned(), limits }))))
     }
@@ -139,7 +139,7 @@ impl Context {
 
     /// The CPUs near the device.
     pub(crate) fn local_cpus(&self) -> Result<Vec<usize>> {
-        super::affinity::local_cpus(self.name())
+        crate::topology::local_cpus(self.name())
     }
 
     pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {

@@ -13,7 +13,6 @@
 //! libibverbs and librdmacm are thread safe, which is why the handles here are `Send` and `Sync`.
 #![allow(unsafe_code)]
 
-mod affinity;
 mod bare;
 mod cm;
 mod connect;
