@@ -61,6 +61,10 @@ fn handles_and_values_are_send_sync_and_unpin() {
         CloseReason,
         WcStatus,
         Operation,
+        topology::Topology,
+        topology::PciAddress,
+        topology::PciPath,
+        topology::Ranking,
         soft::Faults,
         soft::HandshakeStep,
     );

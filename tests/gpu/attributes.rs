@@ -3,12 +3,13 @@
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 use tokio_rdma::gpu::{GpuBuffer, GpuDevice, PathPolicy, Visibility, driver_version};
-use tokio_rdma::{Error, gpu::GpuError};
+use tokio_rdma::topology::PciAddress;
+use tokio_rdma::{Device, Error, Provider, gpu::GpuError};
 
 use crate::common::{Rig, eventually};
 use crate::gpu::{Gpu, fake, fake_only};
 
-gpu_cases!(what_there_is, no_such_gpu, others_errors_stay_theirs);
+gpu_cases!(what_there_is, no_such_gpu, the_nic_near_it, others_errors_stay_theirs);
 
 lone_gpu_cases!(the_visibility_rule, other_attributes);
 
@@ -35,6 +36,17 @@ async fn what_there_is(rig: Rig) {
     assert_eq!(same.capabilities(), found);
     let buffer = GpuBuffer::alloc_with(&same, &rig.domain(), 100, PathPolicy::AllowStaging).unwrap();
     assert_eq!(gpu.contents(&buffer), [0; 100]);
+}
+
+async fn the_nic_near_it(_: Rig) {
+    let gpu = Gpu::open();
+    let address: PciAddress = gpu.capabilities().pci_bus_id.parse().unwrap();
+    // Never the software device, wherever this runs.
+    match Device::open_near(&gpu) {
+        Ok(device) => assert_eq!(device.provider(), Provider::Verbs),
+        Err(Error::NoNearNic { function, .. }) => assert_eq!(function, address),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 async fn no_such_gpu(_: Rig) {
