@@ -15,6 +15,9 @@ use crate::command::Command;
 /// fast one, which the kernel would choose on a machine of its own.
 const MODULES: &str = "crc32_generic crc32_pclmul veth rdma_rxe rdma_ucm ib_uverbs rdma_cm";
 
+/// Drivers of devices that not every guest has: a job that has them loads these.
+const DRIVERS: &str = "virtio_pci virtio_net";
+
 /// Loaded by name at run time, so no program's list of libraries has them.
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
@@ -59,7 +62,8 @@ pub fn build(dir: &Utf8Path, programs: &[Utf8PathBuf], tools: &[&str], job: &str
         fs::create_dir_all(root.join(folder))?;
     }
     copy(Utf8Path::new("/bin/busybox"), &root.join("bin/busybox"))?;
-    copy_modules(&root, &version)?;
+    copy_modules(&root, &version, MODULES, "order")?;
+    copy_modules(&root, &version, DRIVERS, "drivers")?;
     let mut libraries = BTreeSet::new();
     for tool in ["rdma", "ip"].iter().chain(tools) {
         let tool = Utf8PathBuf::from(Command::new("sh -c").arg(format!("command -v {tool}")).stdout()?.trim());
@@ -99,9 +103,10 @@ pub fn kernel_version() -> Result<String> {
     Ok(found.context("no kernel image with modules is installed")?.to_owned())
 }
 
-fn copy_modules(root: &Utf8Path, version: &str) -> Result<()> {
+/// Copies modules, and writes a list of them in the order in which to load them.
+fn copy_modules(root: &Utf8Path, version: &str, modules: &str, list: &str) -> Result<()> {
     let mut order = Vec::new();
-    for module in MODULES.split_whitespace() {
+    for module in modules.split_whitespace() {
         let depends = Command::new("modprobe --show-depends --set-version").arg(version).arg(module).stdout()?;
         for file in depends.lines().filter_map(|line| line.strip_prefix("insmod ")) {
             let file = Utf8Path::new(file.trim());
@@ -112,7 +117,7 @@ fn copy_modules(root: &Utf8Path, version: &str) -> Result<()> {
             }
         }
     }
-    fs::write(root.join("modules/order"), order.join("\n"))?;
+    fs::write(root.join("modules").join(list), order.join("\n"))?;
     Ok(())
 }
 

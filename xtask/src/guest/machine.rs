@@ -38,25 +38,29 @@ impl Clock {
     }
 }
 
-/// Boots the guest, and gives what it printed. TCG, not KVM: that is not there on every machine, and enough for this.
+/// Boots the guest, and gives what it printed.
 pub fn boot(image: &Image, dir: &Utf8Path, clock: Clock, timeout: u32) -> Result<String> {
-    let console = dir.join("console.log");
+    boot_as(image, &dir.join("console.log"), clock.machine(), clock.kernel_line(), timeout)
+}
+
+/// As [`boot`], with a machine and a kernel line of the caller's. TCG, not KVM: that is not there on every machine, and enough for this.
+pub fn boot_as(image: &Image, console: &Utf8Path, machine: &str, line: &str, timeout: u32) -> Result<String> {
     println!("guest: booting; its console is {console}");
     let qemu = Command::new("timeout --kill-after=5")
         .arg(timeout.to_string())
         .args("qemu-system-x86_64 -m 2048 -no-reboot -nic none -display none -monitor none")
-        .args(clock.machine())
+        .args(machine)
         .arg("-serial")
         .arg(format!("file:{console}"))
         .arg("-append")
-        .arg(clock.kernel_line())
+        .arg(line)
         .arg("-kernel")
         .arg(&image.kernel)
         .arg("-initrd")
         .arg(&image.initramfs)
         .finish()?;
     // A console may hold anything.
-    let text = String::from_utf8_lossy(&fs::read(&console)?).into_owned();
+    let text = String::from_utf8_lossy(&fs::read(console)?).into_owned();
     if !text.contains("guest: up") {
         bail!("the guest did not boot:\n{text}\n{}", qemu.text);
     }

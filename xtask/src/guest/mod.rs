@@ -13,9 +13,11 @@ mod peers;
 mod results;
 mod rows;
 mod test;
+mod topology;
 
 pub use icount::check as count_instructions;
 pub use test::check;
+pub use topology::check as check_topology;
 
 use std::fs;
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ pub struct Args {
 enum What {
     /// Run the tests of RDMA NICs over Soft-RoCE.
     Test(test::Args),
+    /// Test the PCIe topology on a machine with switches and NUMA nodes, without an IOMMU and with one.
+    Topology(topology::Args),
     /// Measure beside perftest, a plain C loop and async-rdma.
     Bench(bench::Args),
     /// Count the instructions that small operations take, beside those of a plain C loop.
@@ -49,6 +53,7 @@ const PACKAGES: &str = "linux-image-amd64 qemu-system-x86 rdma-core libibverbs1 
 pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Test(args) => test::run(workspace, args),
+        What::Topology(args) => topology::run(workspace, args),
         What::Bench(args) => bench::run(workspace, args),
         What::Icount(args) => icount::run(workspace, args),
     }

@@ -44,8 +44,8 @@ pub struct Outcome {
     pub failed: usize,
     /// Cases that do not apply to the guest's NIC, each with the reason.
     pub skips: Vec<String>,
-    console: String,
-    seconds: u64,
+    pub(super) console: String,
+    pub(super) seconds: u64,
 }
 
 pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
@@ -109,7 +109,7 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
 }
 
 /// Builds programs for the guest, and the library that one of them loads.
-fn build(how: &str, what: &str) -> Result<Vec<Utf8PathBuf>> {
+pub(super) fn build(how: &str, what: &str) -> Result<Vec<Utf8PathBuf>> {
     let command = Command::new("cargo").args(how).args(what);
     let command = command.args("--profile=guest --message-format=json --package tokio-rdma --all-features");
     let mut programs = Vec::new();
@@ -123,7 +123,7 @@ fn build(how: &str, what: &str) -> Result<Vec<Utf8PathBuf>> {
 }
 
 /// Adds up what the test programs counted.
-fn summary(console: String, programs: usize) -> Result<Outcome> {
+pub(super) fn summary(console: String, programs: usize) -> Result<Outcome> {
     let (mut passed, mut failed, mut finished) = (0, 0, 0);
     let mut skips = Vec::new();
     for line in console.lines().map(str::trim) {

@@ -79,6 +79,11 @@ const STEPS: &[Step] = &[
     Step { name: "asan", about: "the tests under the address and leak sanitizers", check: dynamic::asan },
     Step { name: "guest", about: "RDMA NICs: the tests over Soft-RoCE in a virtual machine", check: guest },
     Step {
+        name: "topology",
+        about: "PCIe switches, NUMA nodes and an IOMMU, in virtual machines that have them",
+        check: topology,
+    },
+    Step {
         name: "icount",
         about: "instructions of small operations over Soft-RoCE, beside what was accepted",
         check: icount,
@@ -130,6 +135,14 @@ fn guest(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
         return Ok(Outcome::skipped(why));
     }
     let outcome = crate::guest::check(workspace)?;
+    Ok(Outcome { skips: outcome.skips, ..Outcome::passed_with(format!("{} tests", outcome.passed)) })
+}
+
+fn topology(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
+    if let Some(why) = no_guest(tools) {
+        return Ok(Outcome::skipped(why));
+    }
+    let outcome = crate::guest::check_topology(workspace)?;
     Ok(Outcome { skips: outcome.skips, ..Outcome::passed_with(format!("{} tests", outcome.passed)) })
 }
 
