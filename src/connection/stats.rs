@@ -39,8 +39,8 @@ pub struct ConnectionStats {
     pub rnr_sent: u64,
     /// Times that the peer had no receive posted for a message of this side; 0 with an RDMA NIC, as above.
     pub rnr_received: u64,
-    /// Payload bytes received and read that were copied straight from one GPU buffer to another: both ends are in this process, and
-    /// the GPUs reach each other. Other payload of GPUs goes through the host's memory, or does not pass this process at all.
+    /// Payload bytes received and read that a GPU copied from one GPU buffer to another, since both ends are in this process and
+    /// the GPUs are one or reach each other. Other payload of GPUs that this process copies goes through its own memory.
     pub bytes_between_gpus: u64,
     /// Looks at the completion queue, which is shared with the device's other connections, as the next three are.
     pub looks: u64,

@@ -153,7 +153,6 @@ impl Driver {
     }
 
     /// Whether it has all of [`MAPPING`].
-    /// Whether functions for mapped memory are all there.
     pub(super) fn maps_memory(&self) -> bool {
         self.maps_memory
     }

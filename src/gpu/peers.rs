@@ -1,4 +1,4 @@
-//! Copies between buffers of GPUs, without the host.
+//! Copies between buffers of GPUs, without the host. Copy engines do them: a kernel that fills the GPU does not hold them up (H200).
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ struct Peers {
     copying: bool,
 }
 
-/// The contexts of other GPUs whose memory this one reaches, and of those that it does not.
+/// Contexts of other GPUs, and whether this one reaches their memory.
 #[derive(Default)]
 pub(super) struct Reach(Mutex<HashMap<usize, bool>>);
 
@@ -61,11 +61,11 @@ fn reaches(from: &Inner, to: &Inner) -> Result<bool, GpuError> {
         // Memory of cuMemAlloc is reached through this; without it the driver copies through the host.
         // SAFETY: a living context; 0 is the only flag there is.
         let status = unsafe { sys::cuCtxEnablePeerAccess(to.context.cu_ctx(), 0) };
-        // The program may have done so itself; and a GPU has room for so many peers.
-        const ALREADY: [sys::CUresult; 2] =
-            [sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, sys::CUresult::CUDA_ERROR_TOO_MANY_PEERS];
-        if !ALREADY.contains(&status) {
-            status.result().map_err(GpuError::driver("cuCtxEnablePeerAccess"))?;
+        // The program may have done so itself. Whatever else goes wrong, such as too many peers, costs speed only.
+        if status != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+            if let Err(error) = status.result() {
+                tracing::warn!(%error, ?from, ?to, "no peer access: the driver copies through the host");
+            }
         }
     }
     known.insert(to.context.cu_ctx() as usize, can != 0);

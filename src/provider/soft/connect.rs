@@ -112,7 +112,7 @@ impl<'a> Parts<'a> {
 
     /// What this side says of itself.
     pub(super) fn hello(&self, token: u64, private_data: Vec<u8>) -> Hello {
-        let apart = self.ctx.faults.as_ref().is_some_and(|faults| faults.keeps_apart());
+        let apart = self.ctx.faults.as_ref().is_some_and(|faults| faults.keeps_apart() || faults.cut_after().is_some());
         let name = if apart { 0 } else { self.offers.name() };
         Hello::new(self.ctx, token, self.config, name, private_data)
     }

@@ -24,6 +24,9 @@ const NOTIFICATION: u64 = 0;
 /// Queue pairs served by one look; the rest stay ready for the next.
 const READY: usize = 64;
 
+/// The same for those that are driven again because they had more to do than one drive takes: up to a millisecond each.
+const POSTPONED: usize = 4;
+
 /// No waiting.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -74,7 +77,7 @@ pub(super) struct CqShared {
     worked: AtomicBool,
     link_count: AtomicUsize,
     /// Queue pairs that have read from their sockets what they have not carried out: epoll has no more to say of it.
-    postponed: Mutex<Vec<Weak<QpShared>>>,
+    postponed: Mutex<VecDeque<Weak<QpShared>>>,
     any_postponed: AtomicBool,
     /// The last poll left completions behind.
     backlog: AtomicBool,
@@ -217,10 +220,12 @@ impl CqShared {
                 qp.flush_ack();
             }
         }
+        let postponed = self.take_postponed();
         let mut more = false;
-        for qp in self.take_postponed() {
-            more |= self.look_at(&qp, false, deferred);
+        for qp in &postponed {
+            more |= self.look_at(qp, false, deferred);
         }
+        let driven = |qp: &QpShared| postponed.iter().any(|other| other.token == qp.token);
         let only = match self.link_count.load(Ordering::SeqCst) {
             1 => self.links.lock().values().next().and_then(Weak::upgrade),
             _ => None,
@@ -228,19 +233,20 @@ impl CqShared {
         match only {
             // Asking epoll whether the only socket is ready costs as much as asking the socket;
             // but only epoll knows when a full socket takes bytes again.
+            Some(qp) if driven(&qp) && !qp.writes_wait() => {}
             Some(qp) if !qp.writes_wait() => more |= self.look_at(&qp, false, deferred),
             _ => {
                 let ready = ready(&self.epoll, Some(&NOW))
                     .map_err(|error| Error::io("poll", "completion queue", error.into()))?;
                 more |= ready.len() == READY;
                 for (token, writable) in ready {
-                    if let Some(qp) = self.linked(token) {
+                    if let Some(qp) = self.linked(token).filter(|qp| writable || !driven(qp)) {
                         more |= self.look_at(&qp, writable, deferred);
                     }
                 }
             }
         }
-        if more {
+        if more || self.has_postponed() {
             // Data is left that epoll has already told of: whoever goes to sleep now must not wait for news.
             self.notify();
         }
@@ -268,14 +274,17 @@ impl CqShared {
         let mut total = Driven::default();
         let Ok(ready) = ready(&self.epoll, Some(&NOW)) else { return total };
         total.more = ready.len() == READY;
-        let postponed = self.take_postponed().into_iter().map(|qp| (qp, false));
-        let linked = ready.into_iter().filter_map(|(token, writable)| Some((self.linked(token)?, writable)));
-        for (qp, writable) in postponed.chain(linked) {
+        let postponed = self.take_postponed();
+        let again = |token: u64, writable: bool| !writable && postponed.iter().any(|qp| qp.token == token);
+        let linked = ready.iter().filter(|(token, writable)| !again(*token, *writable));
+        let linked = linked.filter_map(|(token, writable)| Some((self.linked(*token)?, *writable)));
+        for (qp, writable) in postponed.iter().map(|qp| (Arc::clone(qp), false)).chain(linked) {
             self.ctx.stats.engine_drives.fetch_add(1, Ordering::Relaxed);
             let driven = qp.drive(true, writable);
             total.worked |= driven.worked;
             total.more |= driven.more;
         }
+        total.more |= self.has_postponed();
         if total.more {
             self.notify();
         }
@@ -285,17 +294,37 @@ impl CqShared {
 
     /// This queue pair is to be driven again, whether or not more comes.
     pub(super) fn postpone(&self, qp: &Arc<QpShared>) {
-        self.postponed.lock().push(Arc::downgrade(qp));
+        if !qp.postponed.swap(true, Ordering::SeqCst) {
+            self.postponed.lock().push_back(Arc::downgrade(qp));
+        }
         self.any_postponed.store(true, Ordering::SeqCst);
         self.want_attention();
         self.notify();
     }
 
-    fn take_postponed(&self) -> Vec<Arc<QpShared>> {
-        if !self.any_postponed.swap(false, Ordering::SeqCst) {
-            return Vec::new();
+    fn take_postponed(&self) -> SmallVec<[Arc<QpShared>; POSTPONED]> {
+        let mut taken = SmallVec::new();
+        if self.has_postponed() {
+            let mut list = self.postponed.lock();
+            while taken.len() < POSTPONED {
+                let Some(qp) = list.pop_front() else { break };
+                if let Some(qp) = qp.upgrade() {
+                    qp.postponed.store(false, Ordering::SeqCst);
+                    taken.push(qp);
+                }
+            }
+            self.any_postponed.store(!list.is_empty(), Ordering::SeqCst);
         }
-        self.postponed.lock().drain(..).filter_map(|qp| qp.upgrade()).collect()
+        taken
+    }
+
+    #[cfg(test)]
+    pub(super) fn postponed_count(&self) -> usize {
+        self.postponed.lock().len()
+    }
+
+    pub(super) fn has_postponed(&self) -> bool {
+        self.any_postponed.load(Ordering::SeqCst)
     }
 
     /// All queue pairs of this queue.

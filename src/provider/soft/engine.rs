@@ -348,7 +348,7 @@ impl Watched {
         started: bool,
     ) -> (bool, Option<Instant>) {
         let mut next = queue.release_delayed(now);
-        let mut outstanding = next.is_some();
+        let mut outstanding = next.is_some() || queue.has_postponed();
         queue.queue_pairs(pairs);
         for qp in pairs.drain(..) {
             if started {

@@ -6,14 +6,14 @@
 //!        └── frame with the offer's number ── socket ──┘
 //! ```
 //!
-//! A queue pair has a random name that it tells its peer in the handshake. Two that know each other's name in one process can only
-//! be each other's peers: nobody else is offered anything, whatever names it has overheard.
+//! A queue pair has a random name that it tells its peer in the handshake. Two in one process that have told each other their names are
+//! peers. Who claims a name that it has overheard gets nothing: an offer is only taken by the one whose name its maker was told.
 //!
 //! Memory that is offered is the sender's until it is taken, and while the copy runs. A sender that ends takes its offers back, and waits
 //! for the copies under way; so whoever has taken an offer goes on without waiting for anything but copies.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::context::random;
@@ -42,6 +42,8 @@ pub(super) struct Offers {
     list: Mutex<List>,
     /// Offers taken whose copies have not finished.
     taken: AtomicUsize,
+    /// Bytes that the peer has copied from here.
+    moved: AtomicU64,
     /// What the peer found wrong with an offer.
     fault: OnceLock<CloseReason>,
 }
@@ -118,6 +120,7 @@ impl Offers {
             peer: OnceLock::new(),
             list: Mutex::default(),
             taken: AtomicUsize::new(0),
+            moved: AtomicU64::new(0),
             fault: OnceLock::new(),
         });
         process().get_or_insert_default().insert(name, Arc::downgrade(&offers));
@@ -130,9 +133,11 @@ impl Offers {
 
     /// The queue pair has met its peer: whether that is in this process.
     pub(super) fn meet(self: Arc<Self>, peer: Name) -> Option<Near> {
-        let found = process().as_ref().and_then(|names| names.get(&peer)?.upgrade())?;
+        // Also where it is elsewhere: from now on nobody else can claim to be this one's peer.
         self.peer.set(peer).ok()?;
-        Some(Near { own: self, peer: found })
+        let found = process().as_ref().and_then(|names| names.get(&peer)?.upgrade())?;
+        let is_ours = found.name != self.name && found.peer.get().is_none_or(|name| *name == self.name);
+        is_ours.then_some(Near { own: self, peer: found })
     }
 }
 
@@ -150,13 +155,19 @@ impl Near {
         let mut list = self.own.list.lock();
         let number = list.next;
         list.next += 1;
-        list.offers.push_back((number, offer));
+        if !list.closed {
+            list.offers.push_back((number, offer));
+        }
         number
     }
 
     /// Takes back what the peer has not heard of.
     pub(super) fn withdraw(&self, number: u64) {
-        self.own.list.lock().offers.retain(|(other, _)| *other != number);
+        let mut list = self.own.list.lock();
+        let at = list.offers.iter().position(|(other, _)| *other == number);
+        let withdrawn = at.and_then(|at| list.offers.remove(at));
+        drop(list);
+        drop(withdrawn);
     }
 
     /// Takes back everything, and waits until nothing is copied from this side's memory any more.
@@ -207,6 +218,16 @@ impl Near {
         }
         drop(list);
         drop(taken);
+    }
+
+    /// So many bytes of the peer's were copied.
+    pub(super) fn count(&self, bytes: usize) {
+        self.peer.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that were copied, in both directions.
+    pub(super) fn moved(&self) -> u64 {
+        self.own.moved.load(Ordering::Relaxed).wrapping_add(self.peer.moved.load(Ordering::Relaxed))
     }
 
     /// Tells the peer why an offer of its is the end, before the link tells it that this side ends.
@@ -269,13 +290,30 @@ mod tests {
 
     #[test]
     fn a_name_that_was_overheard_gives_nothing() {
-        let (one, other) = pair();
-        let stranger = Offers::open().unwrap().meet(one.own.name()).unwrap();
+        let first = Offers::open().unwrap();
+        // Before the peer has said who it is.
+        let stranger = Offers::open().unwrap().meet(first.name()).unwrap();
+        let second = Offers::open().unwrap();
+        let other = second.clone().meet(first.name()).unwrap();
+        let one = first.meet(second.name()).unwrap();
         let number = one.offer(offer());
         assert_eq!(stranger.take(number).unwrap_err(), Gone::Unknown);
         let theirs = stranger.offer(offer());
         assert_eq!(one.take(theirs).unwrap_err(), Gone::Unknown);
         assert!(other.take(number).is_ok());
+        let late = Offers::open().unwrap();
+        assert!(late.meet(one.own.name()).is_none(), "it has its peer");
+        let mirrored = Offers::open().unwrap();
+        let own = mirrored.name();
+        assert!(mirrored.meet(own).is_none());
+    }
+
+    #[test]
+    fn who_has_a_peer_elsewhere_has_none_here() {
+        let one = Offers::open().unwrap();
+        let name = one.name();
+        assert!(one.clone().meet(12345).is_none());
+        assert!(Offers::open().unwrap().meet(name).is_none());
     }
 
     #[test]

@@ -60,6 +60,10 @@ pub(super) struct QpShared {
     rx: Mutex<Rx>,
     tx: Mutex<Tx>,
     rq: Mutex<ReceiveQueue>,
+    /// It is on its completion queue's list of those to be driven again.
+    pub(super) postponed: AtomicBool,
+    /// Frames were read and not carried out.
+    unfinished: AtomicBool,
     /// Somebody wanted to drive while somebody else did.
     missed: AtomicBool,
     /// The responder's progress: all requests below are done. Rides on every frame.
@@ -159,6 +163,8 @@ impl Qp {
             rx: Mutex::new(Rx::new()),
             tx: Mutex::new(Tx::new(config.send_depth as usize, cut_after)),
             rq: Mutex::new(rq),
+            postponed: AtomicBool::new(false),
+            unfinished: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             done: AtomicU64::new(0),
             receives_posted: AtomicU64::new(0),
@@ -238,7 +244,13 @@ impl QpShared {
                 self.missed.store(true, Ordering::SeqCst);
                 self.rx.try_lock()
             });
-            let Some(mut rx) = guard else { break };
+            let Some(mut rx) = guard else {
+                // Who has it may only want to end the queue pair, and then not.
+                if self.unfinished.load(Ordering::SeqCst) {
+                    self.cq.postpone(self);
+                }
+                break;
+            };
             let driven = self.drive_locked(&mut rx, eager);
             drop(rx);
             total.worked |= driven.worked;
@@ -261,6 +273,7 @@ impl QpShared {
         });
         match result {
             Ok(driven) => {
+                self.unfinished.store(rx.is_unfinished(), Ordering::SeqCst);
                 if rx.is_unfinished() {
                     self.cq.postpone(self);
                 }
@@ -313,7 +326,12 @@ impl QpShared {
     }
 
     fn activity(&self) -> u64 {
-        self.received.get().wrapping_add(self.drained.get())
+        self.heard().wrapping_add(self.drained.get())
+    }
+
+    /// What tells that the peer is alive. While much is copied between the two, neither gets to read what the other says.
+    fn heard(&self) -> u64 {
+        self.received.get().wrapping_add(self.near.as_ref().map_or(0, Near::moved))
     }
 
     fn want_writable(&self, wanted: bool) {
@@ -411,7 +429,8 @@ impl QpShared {
             (Stop::Protocol(why), _) | (_, Err(Stop::Protocol(why))) => CloseReason::Protocol(why.into()),
             (Stop::Bye, _) => CloseReason::Peer,
             (Stop::Refused(msn, status), _) => {
-                let status = if self.fault().is_some() { WcStatus::Fatal } else { status };
+                let status =
+                    if matches!(self.fault(), Some(CloseReason::Device(_))) { WcStatus::Fatal } else { status };
                 let msn = extend(tx.acked, msn);
                 if !tx.begun(msn) {
                     CloseReason::Protocol("a NAK for what was not sent".into())
@@ -553,7 +572,7 @@ impl QpShared {
         if self.config.ack_timeout == Duration::ZERO {
             return (None, None);
         }
-        let sign = if starved { self.received.get() } else { self.activity() };
+        let sign = if starved { self.heard() } else { self.activity() };
         let mut watch = self.watch.lock();
         if sign != watch.sign || starved != watch.starved {
             *watch = Watch { sign, starved, since: now, poked: now };

@@ -165,7 +165,10 @@ impl Rx {
     /// Reads and carries out what is there, within the budget.
     pub(super) fn run(&mut self, qp: &QpShared) -> Result<Driven, Stop> {
         (self.turn, self.exhausted) = (None, false);
-        let driven = self.read_on(qp);
+        let mut driven = self.read_on(qp);
+        if let (Ok(driven), Some(_)) = (&mut driven, self.turn) {
+            driven.worked = true;
+        }
         if self.landing.is_empty() {
             return driven;
         }

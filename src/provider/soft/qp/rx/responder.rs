@@ -32,6 +32,7 @@ impl Rx {
         if self.ending {
             return Ok(());
         }
+        self.read = None;
         match header.kind {
             Kind::Send | Kind::Write => self.begin_fragment(qp, &header)?,
             Kind::CompareSwap | Kind::FetchAdd => {
@@ -108,7 +109,7 @@ impl Rx {
             _ => None,
         };
         if device.is_some() {
-            (self.device, self.read) = (device.cloned(), None);
+            self.device = device.cloned();
         }
         Ok(())
     }
