@@ -65,7 +65,8 @@
 //!
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
-//! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`], [`QueuePairEndpoint`] and [`topology::PciAddress`].
+//! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`], [`QueuePairEndpoint`], [`topology::PciAddress`] and
+//!   [`doctor::GpuDirectReport`].
 #![deny(unsafe_code)]
 #![doc(test(attr(deny(warnings), allow(dead_code))))]
 
@@ -79,6 +80,7 @@ pub mod async_rdma;
 mod completion;
 mod connection;
 mod device;
+pub mod doctor;
 mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;

@@ -72,6 +72,7 @@ type RangeHandle = unsafe extern "C" fn(*mut c_void, c_ulonglong, usize, c_int, 
 type Flush = unsafe extern "C" fn(c_int, c_int) -> Status;
 type ExchangeCaptureMode = unsafe extern "C" fn(*mut c_int) -> Status;
 type DeviceAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> Status;
+type TotalMemory = unsafe extern "C" fn(*mut usize, c_int) -> Status;
 type PciBusId = unsafe extern "C" fn(*mut std::ffi::c_char, c_int, c_int) -> Status;
 
 /// The loaded driver.
@@ -81,6 +82,7 @@ pub(super) struct Driver {
     address_range: AddressRange,
     device_attribute: DeviceAttribute,
     pci_bus_id: PciBusId,
+    total_memory: TotalMemory,
     maps_memory: bool,
     /// Since CUDA 11.7.
     range_handle: Option<RangeHandle>,
@@ -107,6 +109,20 @@ pub(super) enum Attribute {
     IsLegacyIpcCapable = 10,
     MempoolHandle = 17,
     GpuDirectCapable = 15,
+}
+
+impl Attribute {
+    /// As cuda.h names it, without what all of them begin with.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::MemoryType => "MEMORY_TYPE",
+            Self::IsManaged => "IS_MANAGED",
+            Self::DeviceOrdinal => "DEVICE_ORDINAL",
+            Self::IsLegacyIpcCapable => "IS_LEGACY_CUDA_IPC_CAPABLE",
+            Self::MempoolHandle => "MEMPOOL_HANDLE",
+            Self::GpuDirectCapable => "IS_GPU_DIRECT_RDMA_CAPABLE",
+        }
+    }
 }
 
 impl Driver {
@@ -139,6 +155,7 @@ impl Driver {
             address_range: symbol(&library, "cuMemGetAddressRange_v2")?,
             device_attribute: symbol(&library, "cuDeviceGetAttribute")?,
             pci_bus_id: symbol(&library, "cuDeviceGetPCIBusId")?,
+            total_memory: symbol(&library, "cuDeviceTotalMem_v2")?,
             maps_memory: MAPPING.iter().all(|name| symbol::<*const c_void>(&library, name).is_ok()),
             range_handle: symbol(&library, "cuMemGetHandleForAddressRange").ok(),
             flush: symbol(&library, "cuFlushGPUDirectRDMAWrites").ok(),
@@ -161,10 +178,25 @@ impl Driver {
     /// built for.
     pub(super) fn exports_dmabufs(&self, device: i32) -> bool {
         const DMA_BUF_SUPPORTED: c_int = 124;
+        self.attribute(device, DMA_BUF_SUPPORTED).is_ok_and(|value| value != 0)
+    }
+
+    /// An attribute of a device by its number, which the driver may not know yet: then its error.
+    pub(super) fn attribute(&self, device: i32, number: c_int) -> Result<i32, u32> {
         let mut value = 0;
         // SAFETY: declared as in cuda.h; the pointer is to an int of this frame.
-        let status = unsafe { (self.device_attribute)(&mut value, DMA_BUF_SUPPORTED, device) };
-        status == 0 && value != 0
+        match unsafe { (self.device_attribute)(&mut value, number, device) } {
+            0 => Ok(value),
+            code => Err(code),
+        }
+    }
+
+    /// How many bytes a device has.
+    pub(super) fn total_memory(&self, device: i32) -> Option<u64> {
+        let mut bytes = 0;
+        // SAFETY: declared as in cuda.h; the pointer is to a number of this frame.
+        let status = unsafe { (self.total_memory)(&mut bytes, device) };
+        (status == 0).then_some(bytes as u64)
     }
 
     /// An attribute of a pointer, as a number of up to 8 bytes; `None` when the driver does not know the pointer or the attribute.

@@ -6,6 +6,7 @@ use cudarc::driver::DriverError;
 
 use super::kind::MemoryKind;
 use super::register::GpuPath;
+use crate::doctor::GpuDirectReport;
 
 /// An error of a GPU, its driver, or its memory; inside of [`Error::Gpu`](crate::Error::Gpu).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +45,10 @@ pub enum GpuError {
     },
 
     /// No way for the device to reach the memory.
-    #[error("{device} has no path to memory of {gpu}{}", refusals_text(.refusals))]
+    ///
+    /// Prints the refusals, and in a line each what else is broken between the two; all of it is in the
+    /// [report](Self::report).
+    #[error("{device} has no path to memory of {gpu}{}{}", refusals_text(.refusals), broken_text(.report.as_deref()))]
     NoPath {
         /// The RDMA device.
         device: String,
@@ -52,6 +56,8 @@ pub enum GpuError {
         gpu: String,
         /// Every path that was tried, in order, and why it does not go.
         refusals: Vec<Refusal>,
+        /// Every link between the two, looked at when registering failed; `None` where that was not possible.
+        report: Option<Box<GpuDirectReport>>,
     },
 
     /// Work of the GPU that was launched on these bytes has not finished.
@@ -90,6 +96,14 @@ impl fmt::Display for Refusal {
 }
 
 impl GpuError {
+    /// Why the device cannot reach the GPU's memory, link by link; of [`NoPath`](Self::NoPath) alone.
+    pub fn report(&self) -> Option<&GpuDirectReport> {
+        match self {
+            Self::NoPath { report, .. } => report.as_deref(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn is_caller_error(&self) -> bool {
         !matches!(self, Self::Driver { .. })
     }
@@ -120,4 +134,8 @@ fn driver_hint(code: u32) -> &'static str {
 
 fn refusals_text(refusals: &[Refusal]) -> String {
     refusals.iter().map(|refusal| format!("; {refusal}")).collect()
+}
+
+fn broken_text(report: Option<&GpuDirectReport>) -> String {
+    report.map(|report| report.chain.brief()).unwrap_or_default()
 }

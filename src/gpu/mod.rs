@@ -29,7 +29,7 @@
 //! | file | what |
 //! |---|---|
 //! | `driver`, `kind` | libcuda; what a pointer points to |
-//! | `device`, `visibility` | a GPU; when it sees what a NIC wrote |
+//! | `device`, `visibility`, `survey` | a GPU; when it sees what a NIC wrote; what a report asks |
 //! | `events`, `waiter`, `uses` | points in streams, awaiting them, and which of them a buffer waits for |
 //! | `allocation`, `mapping`, `reaper` | memory, and releasing it without making anybody wait |
 //! | `register`, `staging`, `bounce`, `pinned` | paths; copies through pinned memory |
@@ -54,6 +54,7 @@ mod pinned;
 mod reaper;
 mod register;
 mod staging;
+pub(crate) mod survey;
 mod uses;
 mod visibility;
 mod waiter;

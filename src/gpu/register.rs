@@ -9,7 +9,9 @@ use super::device::GpuDevice;
 use super::error::{GpuError, Refusal};
 use super::kind::MemoryKind;
 use super::staging::Mirror;
+use super::survey;
 use super::visibility::Visibility;
+use crate::doctor::{GpuDirectReport, PEER_MEMORY, copies_with_cpu};
 use crate::error::Result;
 use crate::memory::dma::Segment;
 use crate::memory::{Access, ProtectionDomain};
@@ -17,14 +19,6 @@ use crate::provider::{Grant, Mr, Pd};
 
 /// Pages of dma-bufs.
 const PAGE: u64 = 4096;
-
-/// Where the kernel shows a module that gives NICs a GPU's memory: NVIDIA's peer memory module, now and by its older names.
-const PEER_MEMORY: [&str; 4] = [
-    "/sys/module/nvidia_peermem/version",
-    "/sys/kernel/mm/memory_peers/nv_mem/version",
-    "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
-    "/sys/module/nv_peer_mem/version",
-];
 
 /// How the bytes of a [`GpuBuffer`](super::GpuBuffer) get to the RDMA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,7 +109,10 @@ pub(super) fn register(
         return staged(gpu, domain, len);
     }
     refusals.push(Refusal { path: GpuPath::Staged, reason: "not allowed; see PathPolicy::AllowStaging".into() });
-    Err(GpuError::NoPath { device: device_name(domain), gpu: gpu.to_string(), refusals }.into())
+    let device = device_name(domain);
+    let report =
+        GpuDirectReport::of_registration(&gpu.capabilities().pci_bus_id, &device, survey::describe(gpu, kind, address));
+    Err(GpuError::NoPath { device, gpu: gpu.to_string(), refusals, report: report.map(Box::new) }.into())
 }
 
 fn device_name(domain: &ProtectionDomain) -> String {
@@ -144,8 +141,8 @@ fn fit_for_direct(gpu: &GpuDevice, kind: MemoryKind) -> Result<(), String> {
 fn keeps_cpu_out(device: &str) -> Result<(), String> {
     const VARIABLE: &str = "MLX5_SCATTER_TO_CQE";
     let driver = std::fs::read_link(format!("/sys/class/infiniband/{device}/device/driver"));
-    let mlx5 = driver.is_ok_and(|driver| driver.ends_with("mlx5_core"));
-    if mlx5 && std::env::var_os(VARIABLE).is_none_or(|value| value != "0") {
+    let driver = driver.ok().and_then(|driver| Some(driver.file_name()?.to_str()?.to_owned()));
+    if copies_with_cpu(driver.as_deref()) && std::env::var_os(VARIABLE).is_none_or(|value| value != "0") {
         return Err(format!("mlx5 would copy small messages with the CPU: start the program with {VARIABLE}=0"));
     }
     Ok(())
@@ -179,7 +176,7 @@ fn peer_memory(gpu: &GpuDevice, pd: &Pd, segment: Segment) -> Result<Mr, String>
     if !gpu.capabilities().gpu_direct {
         return Err("the GPU does not support GPUDirect RDMA (GPU_DIRECT_RDMA_SUPPORTED is 0)".into());
     }
-    if !PEER_MEMORY.iter().any(|path| Path::new(path).exists()) {
+    if !PEER_MEMORY.iter().any(|file| Path::new("/sys").join(file).exists()) {
         return Err("the kernel module nvidia-peermem is not loaded".into());
     }
     pd.register(segment).map_err(|error| error.to_string())

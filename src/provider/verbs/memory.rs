@@ -88,11 +88,16 @@ impl Pd {
     /// Whether the device can register dma-bufs, or why not. There is no attribute for it, but a device that can looks at
     /// the descriptor first: one that is none is a bad descriptor to it, and to any other the operation is unknown.
     pub(crate) fn supports_dmabuf(&self) -> Result<()> {
-        match self.register_dmabuf(-1, 0, PROBE, 0, Access::empty()) {
+        match self.probe_dmabuf() {
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
             Err(error) => Err(Error::io("register", "a dma-buf", error)),
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
         }
+    }
+
+    /// What it says to a descriptor that is none.
+    pub(super) fn probe_dmabuf(&self) -> std::io::Result<()> {
+        self.register_dmabuf(-1, 0, PROBE, 0, Access::empty()).map(drop)
     }
 
     /// A registration of its own over exactly the range: its key covers nothing else, and deregistering it revokes the key

@@ -4,7 +4,7 @@
 //! device    Context ── the opened device, its events' thread      memory   Pd, Mr, Grant
 //! queue     Cq with its channel                                   pair     Qp and its states; post: lists of work requests
 //! cm        CmId, its inbox                                       connect  Acceptor, Incoming, connecting
-//! gid       which address of a port                               bare     connecting without RDMA CM: rendezvous, greeting; foreign
+//! gid       which address of a port; survey: what reports ask     bare     connecting without RDMA CM: rendezvous, greeting; foreign
 //! ```
 //!
 //! What is destroyed before what is ownership: a [`Qp`] holds its [`Cq`] and [`Pd`], those hold the [`Context`].
@@ -28,6 +28,7 @@ mod pair;
 mod post;
 mod queue;
 mod rendezvous;
+mod survey;
 mod sys;
 mod timers;
 
@@ -39,3 +40,4 @@ pub(crate) use self::memory::{Grant, Mr, Pd};
 pub(crate) use self::pair::Qp;
 pub(crate) use self::queue::Cq;
 pub(crate) use self::rendezvous::Rendezvous;
+pub(crate) use self::survey::survey;
