@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_macros, unused_imports)]
 
 pub mod data;
+pub mod example;
 pub mod exercise;
 pub mod process;
 pub mod raw;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::join;
+use tokio_rdma::doctor::{GpuDirectReport, Link, Status};
 use tokio_rdma::gpu::{GpuBuffer, GpuError, GpuPath, PathPolicy};
 use tokio_rdma::{Access, Error};
 
@@ -11,6 +12,7 @@ use crate::gpu::{Gpu, host_mismatches};
 
 nic_gpu_cases!(
     direct_paths_are_refused_with_the_reason_of_each,
+    the_report_tells_of_the_nic,
     staged_buffers_in_every_operation,
     staged_buffers_are_dropped_on_the_way,
 );
@@ -19,6 +21,11 @@ async fn direct_paths_are_refused_with_the_reason_of_each(rig: Rig) {
     let (gpu, domain) = (Gpu::open(), rig.domain());
     let refused = GpuBuffer::alloc(&gpu, &domain, 4096).unwrap_err();
     let text = refused.to_string();
+    let report = refused.gpu_direct_report().expect("all of it was looked at");
+    assert_eq!(report.chain.nic.as_deref(), Some(rig.device().name()), "{report}");
+    let import = report.chain.finding(Link::DmaBufImport).unwrap();
+    assert!(import.status == Status::Broken && import.sources[0].answer.contains("EOPNOTSUPP"), "{report}");
+    assert!(text.lines().count() < 10, "{text}");
     let Error::Gpu(error) = refused else { panic!("{refused}") };
     let GpuError::NoPath { refusals, .. } = *error else { panic!("{text}") };
     let paths: Vec<_> = refusals.iter().map(|refusal| refusal.path).collect();
@@ -27,6 +34,27 @@ async fn direct_paths_are_refused_with_the_reason_of_each(rig: Rig) {
         assert!(text.contains(word), "{word:?} is not in {text:?}");
     }
     assert_eq!(domain.stats().live_regions, 0);
+}
+
+/// Soft-RoCE's answers, and those of the kernel about it.
+async fn the_report_tells_of_the_nic(rig: Rig) {
+    let (gpu, device) = (Gpu::open(), rig.device());
+    let report = GpuDirectReport::builder().gpu("0").nic(device.name()).build().unwrap();
+    assert!(!report.chain.holds(), "{report}");
+    assert_eq!(report.gpus[0].pci_address, gpu.capabilities().pci_bus_id);
+    let found = |link| report.chain.finding(link).unwrap();
+    for link in
+        [Link::Nic, Link::Verbs, Link::Port, Link::Mtu, Link::Gid, Link::CpuCopies, Link::Kernel, Link::Visibility]
+    {
+        assert_eq!(found(link).status, Status::Ok, "{report:#}");
+    }
+    assert!(found(Link::Verbs).value.contains("opens the device"), "{report:#}");
+    assert!(found(Link::Gid).value.contains("RoCE v2, "), "{report:#}");
+    let address = device.local_address(0).unwrap().to_string();
+    assert!(found(Link::Gid).value.contains(address.trim_end_matches(":0")), "{address} in {report:#}");
+    assert_eq!(found(Link::DmaBufImport).sources[0].answer, "errno 95 (EOPNOTSUPP)");
+    // The stand-in's GPU is in no slot of this machine.
+    assert_eq!(found(Link::Level).status, Status::Unknown, "{report:#}");
 }
 
 fn staged(gpu: &Gpu, domain: &tokio_rdma::ProtectionDomain, len: usize) -> GpuBuffer {

@@ -1,42 +1,13 @@
 //! The example, as its user starts it.
 
-use std::env;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-use crate::gpu::{fake, skipped};
-
-/// Builds the example as this test was built; `None` where there is no cargo to do it.
-fn build() -> Option<PathBuf> {
-    let Some(cargo) = env::var_os("CARGO") else {
-        skipped("needs cargo, to build the example");
-        return None;
-    };
-    // target/debug/deps/gpu-...
-    let test = env::current_exe().unwrap();
-    let target = test.ancestors().nth(3).unwrap();
-    let profile = test.ancestors().nth(2).unwrap();
-    if profile.file_name()? != "debug" || profile.parent()? != target {
-        skipped("the example is built in the usual profile only");
-        return None;
-    }
-    let mut features = vec!["cuda"];
-    features.extend(cfg!(feature = "serde").then_some("serde"));
-    features.extend(cfg!(feature = "async-rdma").then_some("async-rdma"));
-    let built = Command::new(cargo)
-        .args(["build", "--quiet", "--package", "tokio-rdma", "--example", "gpu_quickstart", "--features"])
-        .arg(features.join(","))
-        .arg("--target-dir")
-        .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()
-        .unwrap();
-    assert!(built.success());
-    Some(profile.join("examples/gpu_quickstart"))
-}
+use crate::common::example::build;
+use crate::gpu::fake;
 
 /// The example, with the stand-in for its driver where there is no real one.
 struct Example(PathBuf, Option<TempDir>);
@@ -44,7 +15,7 @@ struct Example(PathBuf, Option<TempDir>);
 impl Example {
     fn new() -> Option<Self> {
         let directory = fake().map(|_| fake_cuda::directory(&[]).unwrap());
-        Some(Self(build()?, directory))
+        Some(Self(build("gpu_quickstart")?, directory))
     }
 
     fn command(&self, arguments: &[&str]) -> Command {

@@ -1,0 +1,39 @@
+//! Programs of `examples/`, as their users start them.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Builds the example as this test was built, and with its features; says so and gives `None` where that cannot be.
+pub fn build(example: &str) -> Option<PathBuf> {
+    let Some(cargo) = env::var_os("CARGO") else {
+        eprintln!("skipped: needs cargo, to build the example {example}");
+        return None;
+    };
+    // target/debug/deps/gpu-...
+    let test = env::current_exe().unwrap();
+    let target = test.ancestors().nth(3).unwrap();
+    let profile = test.ancestors().nth(2).unwrap();
+    if profile.file_name()? != "debug" || profile.parent()? != target {
+        eprintln!("skipped: the example {example} is built in the usual profile only");
+        return None;
+    }
+    let features: Vec<_> = [
+        cfg!(feature = "cuda").then_some("cuda"),
+        cfg!(feature = "serde").then_some("serde"),
+        cfg!(feature = "async-rdma").then_some("async-rdma"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let built = Command::new(cargo)
+        .args(["build", "--quiet", "--package", "tokio-rdma", "--example", example])
+        .arg(format!("--features={}", features.join(",")))
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .unwrap();
+    assert!(built.success());
+    Some(profile.join("examples").join(example))
+}
