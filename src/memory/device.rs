@@ -9,9 +9,9 @@ use std::io;
 
 use super::dma::Segment;
 
-/// Bytes of one [`Bounce`]. Telling a GPU to copy and learning that it has takes 5 us of this side's processor, which is 5 % of the
-/// time that a socket takes for so many bytes, and 10 % for half as many.
-pub(crate) const BOUNCE: usize = 512 << 10;
+/// Bytes of one [`Bounce`]. Telling a GPU to copy and learning that it has takes 5 us of this side's processor, which is 2 to 3 % of the
+/// time that a socket takes for so many bytes. With half as many, 64 MiB from a GPU took 5 to 15 % longer (H200).
+pub(crate) const BOUNCE: usize = 1 << 20;
 
 /// A device's memory. Its errors mean that the device does not work any more.
 pub(crate) trait DeviceMemory: Debug + Send + Sync {

@@ -110,6 +110,11 @@ impl Header {
         if self.has(flag::NEAR) { OFFER } else { self.length as usize }
     }
 
+    /// Whether this fragment's payload is the last of its message.
+    pub(super) fn ends(&self) -> bool {
+        self.offset() + u64::from(self.length) == u64::from(self.total)
+    }
+
     /// Where this fragment starts in its message.
     pub(super) fn offset(&self) -> u64 {
         if self.has(flag::FIRST) { 0 } else { self.address }

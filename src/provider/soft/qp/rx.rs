@@ -13,7 +13,7 @@ use std::time::Instant;
 use self::landing::Failed;
 use self::landing::Landing;
 use super::super::keys::{Device, Key};
-use super::super::wire::{ATOMIC_OPERANDS, HEADER, Header, Kind, flag};
+use super::super::wire::{ATOMIC_OPERANDS, FRAGMENT, HEADER, Header, Kind, flag};
 use super::QpShared;
 use super::queue::{ReceiveEntry, span};
 use crate::error::WcStatus;
@@ -28,6 +28,9 @@ const BULK: usize = STAGING;
 
 /// What one drive may do before others get their turn: at some GB/s a few hundred microseconds.
 const DRIVE_BYTES: usize = 1 << 20;
+
+/// The same for payload that goes into a device's memory: at the end of a drive nothing more is read while copies are waited for.
+const DEVICE_DRIVE_BYTES: usize = 2 << 20;
 
 /// So much may stay unacknowledged for the sake of riding on another frame.
 const UNACKED_MESSAGES: u32 = 64;
@@ -184,7 +187,7 @@ impl Rx {
     #[inline]
     fn read_on(&mut self, qp: &QpShared) -> Result<Driven, Stop> {
         let mut driven = Driven::default();
-        let mut budget = DRIVE_BYTES;
+        let mut budget = if self.device.is_some() { DEVICE_DRIVE_BYTES } else { DRIVE_BYTES };
         loop {
             self.parse(qp)?;
             if budget == 0 || self.exhausted {
@@ -322,7 +325,7 @@ impl Rx {
                         if !self.carry(qp, &header)? {
                             return Ok(());
                         }
-                    } else if self.device.is_some() {
+                    } else if self.device.is_some() && (header.ends() || self.landing.space() < FRAGMENT) {
                         self.land(qp)?;
                     }
                     self.frame = None;

@@ -1,10 +1,10 @@
 //! Payload on its way into a device's memory: the socket is read into bounces, and the device is told to copy from there.
 //!
-//! The copy of one frame's payload runs while the next frame is read. All copies have finished before a message counts as done.
+//! A bounce takes the payload of several frames of a message, and its copy runs while the next one is filled. All copies have finished before a message counts as done.
 //! So whoever drives waits for the copies out of one bounce at a time, each of which began while another bounce was filled;
 //! at the end of a message, of all in flight.
 //!
-//! Between two drives a part of a frame stays in its bounce, and copies go on. But no hold on a key outlives a drive, since who
+//! Between two drives a part of a message stays in its bounce, and copies go on. But no hold on a key outlives a drive, since who
 //! revokes a key waits for those who hold it.
 
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ pub(in super::super) struct Failed {
     pub read: Option<u32>,
 }
 
-/// A bounce, filled from the start with consecutive bytes of one frame.
+/// A bounce, filled from the start with consecutive bytes of one message.
 struct Chunk {
     device: Arc<dyn DeviceMemory>,
     bounce: Box<dyn Bounce>,
@@ -114,6 +114,11 @@ impl Landing {
             room.copy_from(bytes);
             self.fill(bytes.len());
         }
+    }
+
+    /// So many bytes fit in behind what was filled.
+    pub(super) fn space(&self) -> usize {
+        self.filling.as_ref().map_or(0, |chunk| chunk.bounce.segment().len() - chunk.filled)
     }
 
     pub(super) fn filled(&self) -> usize {

@@ -21,6 +21,9 @@ use crate::provider::{Opcode, WorkCompletion, WrOp};
 impl Rx {
     /// A header was read: decides where its payload goes.
     pub(super) fn begin(&mut self, qp: &QpShared, header: Header) -> Result<(), Stop> {
+        if self.device.is_some() && !self.goes_on(&header) {
+            self.land(qp)?;
+        }
         self.frame = Some(header);
         self.remaining = header.behind();
         self.offset = header.offset() as usize;
@@ -54,6 +57,20 @@ impl Rx {
             self.offset = 0;
         }
         Ok(())
+    }
+
+    /// Whether this frame's payload follows, in the same message, that of the frame before, and fits in behind it.
+    fn goes_on(&self, header: &Header) -> bool {
+        let same = match self.target {
+            Target::Receive | Target::Granted => {
+                self.message.as_ref().is_some_and(|message| message.kind == header.kind && !header.has(flag::FIRST))
+            }
+            Target::Read => header.kind == Kind::ReadResponse && self.read == Some(header.msn),
+            Target::Discard | Target::Operands => false,
+        };
+        same && !header.has(flag::NEAR)
+            && header.offset() == self.offset as u64
+            && header.length as usize <= self.landing.space()
     }
 
     /// Whether a request is to be thrown away, because it follows one that was refused or not ready for.

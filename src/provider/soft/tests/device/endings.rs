@@ -161,12 +161,14 @@ fn no_copy_is_under_way_once_a_peer_broke_the_rules() {
     use super::super::super::wire::{HEADER, Header, Kind, flag};
     use std::io::Write;
     let (side, mut peer) = super::super::hostile::victim(8);
-    let device = Double::new(1 << 20, Duration::from_millis(5));
-    let target = Memory::on(&side, &device, 40_000);
+    let device = Double::new(4 << 20, Duration::from_millis(5));
+    // Nothing of the next frame would fit in behind it, so its copy begins at once.
+    let len = FRAGMENT - 1000;
+    let target = Memory::on(&side, &device, FRAGMENT);
     side.receive(1, target.whole());
-    let header = Header { flags: flag::FIRST, length: 20_000, total: 40_000, ..Header::new(Kind::Send) };
-    let bytes = [&header.encode()[..], &[1; 20_000], &[0xff; HEADER]].concat();
-    peer.write_all(&bytes).unwrap();
+    let header = Header { flags: flag::FIRST, length: len as u32, total: FRAGMENT as u32, ..Header::new(Kind::Send) };
+    let bytes = [&header.encode()[..], &vec![1; len], &[0xff; HEADER]].concat();
+    let writing = std::thread::spawn(move || peer.write_all(&bytes).map(|()| peer));
     let mut out = Vec::new();
     wait_until(|| {
         side.poll(&mut out);
@@ -174,7 +176,8 @@ fn no_copy_is_under_way_once_a_peer_broke_the_rules() {
     });
     assert_eq!((device.bounces(), device.under_way()), (0, 0));
     assert!(matches!(side.qp.close_reason(), Some(CloseReason::Protocol(_))));
-    assert_eq!((device.copies(), target.get(0, 20_001).last()), (1, Some(&0)));
+    assert_eq!((device.copies(), target.get(0, len + 1).last()), (1, Some(&0)));
+    let _ = writing.join();
 }
 
 #[test]

@@ -4,7 +4,8 @@ use super::double::Failing;
 use super::*;
 use crate::error::CloseReason;
 
-const LEN: usize = 3 << 20;
+/// As many copies as the last one that is broken, at either end.
+const LEN: usize = 6 * FRAGMENT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {

@@ -241,9 +241,9 @@ fn long_copies_neither_pile_up_nor_count_as_silence() {
 #[test]
 fn what_is_thrown_away_is_not_copied() {
     let (a, b, devices) = pair_with_devices(Road::Near);
-    let source = Memory::on(&a, &devices[0], 1 << 20);
-    source.set(0, &pattern(1 << 20, 1));
-    let target = Memory::new(&b, 1 << 20);
+    let source = Memory::on(&a, &devices[0], 2 * FRAGMENT);
+    source.set(0, &pattern(2 * FRAGMENT, 1));
+    let target = Memory::new(&b, 2 * FRAGMENT);
     (1..=3).for_each(|id| a.send(id, source.whole()));
     let (mut done, mut received) = (Vec::new(), Vec::new());
     wait_until(|| {
