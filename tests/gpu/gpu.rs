@@ -79,6 +79,13 @@ impl Gpu {
         Self::open_ordinal(0)
     }
 
+    /// The first GPU, and the second one where there are two.
+    pub fn open_two() -> (Self, Self) {
+        let first = Self::open();
+        let second = if count() > 1 { Self::open_ordinal(1) } else { first.clone() };
+        (first, second)
+    }
+
     pub fn open_ordinal(ordinal: usize) -> Self {
         fake();
         let device = GpuDevice::open(ordinal).unwrap();

@@ -51,15 +51,8 @@ async fn sent_and_received(rig: Rig) {
     }
 }
 
-/// The GPU that there is, and the next one where there are two.
-fn two() -> (Gpu, Gpu) {
-    let gpu = Gpu::open();
-    let other = if crate::gpu::count() > 1 { Gpu::open_ordinal(1) } else { gpu.clone() };
-    (gpu, other)
-}
-
 async fn between_gpus_and_the_host(rig: Rig) {
-    let ((near, far), pair) = (two(), rig.pair().await);
+    let ((near, far), pair) = (Gpu::open_two(), rig.pair().await);
     for len in lengths() {
         for (one, other) in pair.directions() {
             let source = near.filled(&one.domain, len, 3);
@@ -81,7 +74,7 @@ async fn between_gpus_and_the_host(rig: Rig) {
 
 /// Between GPUs of one process nothing goes through the host, and the connection says so.
 async fn within_one_process(rig: Rig) {
-    let ((near, far), pair) = (two(), rig.pair().await);
+    let ((near, far), pair) = (Gpu::open_two(), rig.pair().await);
     let (one, other) = (&pair.client, &pair.server);
     let len = (9 << 20) + 1;
     let before = fake().map(|fake| (fake.get("bytes_d2h"), fake.get("bytes_h2d")));

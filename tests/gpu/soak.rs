@@ -1,4 +1,5 @@
 //! Kernels make bytes and check them, with every verb and at every length, in two processes and in one, and what is wrong is counted.
+//! Where there are two GPUs, each side has its own.
 //!
 //! `TOKIO_RDMA_TEST_GPU_ROUNDS` says how many transfers; the case then takes as long as they take (`TOKIO_RDMA_TEST_CASE_SECONDS`).
 
@@ -165,8 +166,8 @@ async fn drives(rig: Rig, mut second: Second) {
 }
 
 async fn in_one_process(rig: Rig) {
-    let (gpu, pair) = (Gpu::open(), rig.pair().await);
-    let following = Side::new(gpu.clone(), pair.server);
+    let ((gpu, other), pair) = (Gpu::open_two(), rig.pair().await);
+    let following = Side::new(other, pair.server);
     let remote = following.region.remote();
     let driving = Side::new(gpu, pair.client);
     join!(drive(driving, &remote, "in one process"), follow(following));
@@ -227,7 +228,7 @@ async fn transfer(side: &mut Side, order: &Order, remote: &RemoteRegion) -> u64 
 
 /// Says where it is, and does its part.
 async fn follows(rig: Rig, mut parent: Parent) {
-    let gpu = Gpu::open();
+    let (_, gpu) = Gpu::open_two();
     let domain = rig.domain();
     let listener = rig.listener(&domain).await;
     parent.say(&listener.local_address().to_string());
