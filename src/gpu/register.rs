@@ -222,7 +222,8 @@ mod tests {
         let memory = Allocation::new(inner, 1 << 20).unwrap();
         for round in 0..10_000u64 {
             let start = memory.address() + round % 256 * PAGE;
-            let fd = inner.driver.export_dmabuf(start, PAGE as usize).unwrap_or_else(|error| panic!("{round}: {error}"));
+            let fd =
+                inner.driver.export_dmabuf(start, PAGE as usize).unwrap_or_else(|error| panic!("{round}: {error}"));
             assert!(fd.as_raw_fd() < 5_000, "descriptors pile up");
         }
         let error = inner.driver.export_dmabuf(memory.address() + 1, PAGE as usize).unwrap_err();

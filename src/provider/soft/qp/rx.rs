@@ -106,6 +106,8 @@ pub(super) struct Rx {
     /// Since when this drive has copied what a peer offered, and whether that took it long enough.
     turn: Option<Instant>,
     exhausted: bool,
+    /// How much of it devices copy at a time.
+    piece: usize,
     /// The peer has ended: only its last words count.
     ending: bool,
     /// An RNR NAK is out: everything is discarded until `expected` comes again.
@@ -154,6 +156,7 @@ impl Rx {
             named: None,
             turn: None,
             exhausted: false,
+            piece: carrying::FIRST_PIECE,
             ending: false,
             starving: false,
             refused: None,

@@ -122,8 +122,8 @@ fn a_key_that_is_revoked_before_the_peer_copies() {
         let grant = exposed.grant(&b, Access::all());
         let local = Memory::either(&a, &devices[0], at_a, LEN);
         let mute = a.qp.shared().mute();
-        a.post(1, WrOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
         let before = b.qp.shared().sent.get();
+        a.post(1, WrOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
         wait_until(|| {
             b.poll(&mut Vec::new());
             b.qp.shared().sent.get() > before
