@@ -29,8 +29,9 @@ const BULK: usize = STAGING;
 /// What one drive may do before others get their turn: at some GB/s a few hundred microseconds.
 const DRIVE_BYTES: usize = 1 << 20;
 
-/// The same for payload that goes into a device's memory: at the end of a drive nothing more is read while copies are waited for.
-const DEVICE_DRIVE_BYTES: usize = 2 << 20;
+/// The same for payload that goes into a device's memory, at the end of which copies are waited for, some 25 us, and nothing is read:
+/// under a millisecond.
+const DEVICE_DRIVE_BYTES: usize = 4 << 20;
 
 /// So much may stay unacknowledged for the sake of riding on another frame.
 const UNACKED_MESSAGES: u32 = 64;
