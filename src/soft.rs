@@ -18,7 +18,7 @@
 use crate::device::{DeviceBuilder, Source};
 use crate::provider::DeviceLimits;
 
-pub use crate::provider::soft::{Faults, HandshakeStep, default_limits};
+pub use crate::provider::soft::{Faults, HandshakeStep, LinkPolicy, default_limits};
 
 /// A software device with these limits and faults; open it with [`DeviceBuilder::open`].
 pub fn device(limits: DeviceLimits, faults: Option<Faults>) -> DeviceBuilder {

@@ -17,6 +17,7 @@
 //! | `exposed`, `cells`, `remote` | memory that a peer may use; how this side shares it; its description |
 //! | `any`, `sglist`, `traits` | what an operation accepts |
 //! | `dma`, `device` | where the software NIC reads and writes: memory of the host, and of other devices |
+//! | `racing` | copies of memory that others change meanwhile |
 
 mod access;
 mod any;
@@ -30,6 +31,7 @@ mod domain;
 mod exposed;
 pub(crate) mod piece;
 mod pool;
+mod racing;
 mod range;
 mod region;
 mod remote;

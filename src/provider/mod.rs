@@ -177,6 +177,8 @@ pub enum Link {
     Tcp,
     /// A Unix-domain stream socket (software device).
     Unix,
+    /// Memory that both processes have mapped, on one host (software device). See [`soft`](crate::soft).
+    SharedMemory,
     /// RDMA over Converged Ethernet.
     Roce,
     /// InfiniBand.
@@ -190,6 +192,7 @@ impl std::fmt::Display for Link {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Unix => "unix",
+            Self::SharedMemory => "shm",
             Self::Roce => "RoCE",
             Self::InfiniBand => "InfiniBand",
             Self::Iwarp => "iWARP",

@@ -7,6 +7,7 @@ use super::cq::Cq;
 use super::engine::Control;
 use super::faults::{FaultState, Faults};
 use super::keys::{Device, Key, KeyTable, Use};
+use super::shm::LinkPolicy;
 use crate::error::{Error, Result};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
@@ -31,6 +32,7 @@ pub(super) struct Shared {
     pub(super) engine: Arc<Control>,
     pub(super) faults: Option<Arc<FaultState>>,
     pub(super) stats: Stats,
+    pub(super) links: LinkPolicy,
     /// Makes a fetch, a sum and a store of a device's memory one operation, as far as this device's peers can see.
     pub(super) device_atomics: Mutex<()>,
     ids: AtomicU64,
@@ -87,7 +89,7 @@ pub(super) fn random() -> Result<u64> {
 }
 
 impl Context {
-    pub(crate) fn open(mut limits: DeviceLimits, faults: Option<Faults>) -> Result<Self> {
+    pub(crate) fn open(mut limits: DeviceLimits, faults: Option<Faults>, links: LinkPolicy) -> Result<Self> {
         limits.max_message = limits.max_message.clamp(1, WIRE_MESSAGE);
         limits.max_sge = limits.max_sge.clamp(1, GATHER_SGE);
         let shared = Arc::new(Shared {
@@ -96,6 +98,7 @@ impl Context {
             engine: Control::start()?,
             faults: faults.map(|faults| Arc::new(FaultState::new(faults))),
             stats: Stats::default(),
+            links,
             device_atomics: Mutex::default(),
             ids: AtomicU64::new(1),
         });

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -14,12 +14,20 @@ use smallvec::SmallVec;
 
 use super::context::Shared;
 use super::qp::{Driven, QpShared};
+use super::shm::{self, Wire};
 use crate::error::{Error, Result};
 use crate::provider::WorkCompletion;
 use crate::sync::Mutex;
 
 /// Token of the notification eventfd; queue pairs have the others.
 const NOTIFICATION: u64 = 0;
+
+/// Token of the bell: the eventfd by which peers wake this queue whose links are in shared memory. It is never read: each time
+/// it is written counts as an edge, see epoll(7).
+const BELL: u64 = u64::MAX;
+
+/// At every so-many-th look epoll is asked about links through shared memory too: only their sockets tell that a peer has died.
+const SOCKET_LOOKS: u64 = 512;
 
 /// Queue pairs served by one look; the rest stay ready for the next.
 const READY: usize = 64;
@@ -70,6 +78,12 @@ pub(super) struct CqShared {
     /// The engine is watching the clock for this queue.
     pub(super) attended: AtomicBool,
     links: Mutex<HashMap<u64, Weak<QpShared>>>,
+    /// Those of the links that go through shared memory.
+    wires: Mutex<Vec<(Arc<Wire>, Weak<QpShared>)>>,
+    wire_count: AtomicUsize,
+    bell: OnceLock<OwnedFd>,
+    /// The channel became readable since epoll was last asked, perhaps for a socket's sake.
+    woken: AtomicBool,
     /// Bytes moved since this was last asked for.
     worked: AtomicBool,
     link_count: AtomicUsize,
@@ -114,6 +128,10 @@ impl Cq {
             looks: AtomicU64::new(0),
             attended: AtomicBool::new(false),
             links: Mutex::default(),
+            wires: Mutex::default(),
+            wire_count: AtomicUsize::new(0),
+            bell: OnceLock::new(),
+            woken: AtomicBool::new(false),
             worked: AtomicBool::new(false),
             link_count: AtomicUsize::new(0),
             backlog: AtomicBool::new(false),
@@ -129,6 +147,7 @@ impl Cq {
 
     pub(crate) fn arm(&self) -> Result<()> {
         self.shared.armed.store(true, Ordering::SeqCst);
+        self.shared.sleep();
         Ok(())
     }
 
@@ -137,6 +156,7 @@ impl Cq {
     }
 
     pub(crate) fn read_events(&self) -> Result<u32> {
+        self.shared.woken.store(true, Ordering::Relaxed);
         if !self.shared.notified.swap(false, Ordering::SeqCst) {
             return Ok(0);
         }
@@ -176,6 +196,11 @@ impl Cq {
         Arc::ptr_eq(&self.shared.ctx, ctx)
     }
 
+    /// The descriptor by which peers wake this queue.
+    pub(super) fn bell(&self) -> Result<BorrowedFd<'_>> {
+        self.shared.bell().map_err(|error| Error::io("create", "completion queue", error.into()))
+    }
+
     /// Events read and events acknowledged.
     #[cfg(test)]
     pub(super) fn event_counts(&self) -> (u64, u64) {
@@ -212,21 +237,29 @@ impl CqShared {
                 qp.flush_ack();
             }
         }
-        let mut more;
-        let only = match self.link_count.load(Ordering::SeqCst) {
-            1 => self.links.lock().values().next().and_then(Weak::upgrade),
+        let mut more = false;
+        let links = self.link_count.load(Ordering::SeqCst);
+        let wires = self.wire_count.load(Ordering::SeqCst);
+        let mut told = false;
+        for qp in if wires > 0 { self.with_news() } else { SmallVec::new() } {
+            told = true;
+            more |= self.look_at(&qp, qp.unblocked(), deferred);
+        }
+        let only = match links {
+            1 if wires == 0 => self.links.lock().values().next().and_then(Weak::upgrade),
             _ => None,
         };
         match only {
             // Asking epoll whether the only socket is ready costs as much as asking the socket;
             // but only epoll knows when a full socket takes bytes again.
             Some(qp) if !qp.writes_wait() => more = self.look_at(&qp, false, deferred),
+            _ if links == wires && !self.asks_epoll(told) => {}
             _ => {
                 let ready = ready(&self.epoll, Some(&NOW))
                     .map_err(|error| Error::io("poll", "completion queue", error.into()))?;
-                more = ready.len() == READY;
+                more |= ready.len() == READY;
                 for (token, writable) in ready {
-                    if let Some(qp) = self.linked(token) {
+                    if let Some(qp) = self.told_of(token) {
                         more |= self.look_at(&qp, writable, deferred);
                     }
                 }
@@ -251,23 +284,79 @@ impl CqShared {
         driven.more
     }
 
-    fn linked(&self, token: u64) -> Option<Arc<QpShared>> {
-        self.links.lock().get(&token).and_then(Weak::upgrade)
+    /// Whether epoll has to be asked about sockets, none of which carries a stream. The last look before a sleep finds nothing else,
+    /// so nothing that has woken somebody is forgotten.
+    fn asks_epoll(&self, told: bool) -> bool {
+        let now = self.looks.load(Ordering::Relaxed) % SOCKET_LOOKS == 0;
+        now || (!told && self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Relaxed))
+    }
+
+    /// The queue pairs whose link through shared memory has something to read, or room at last.
+    fn with_news(&self) -> SmallVec<[Arc<QpShared>; 4]> {
+        let wires = self.wires.lock();
+        // A queue pair whose link is full is looked at more closely.
+        let news = wires.iter().filter_map(|(wire, qp)| match wire.has_news() {
+            true => qp.upgrade(),
+            false if wire.is_starving() => qp.upgrade().filter(|qp| qp.unblocked()),
+            false => None,
+        });
+        news.collect()
+    }
+
+    /// Has peers wake whoever goes to sleep now. Another look comes after it.
+    pub(super) fn sleep(&self) {
+        if self.wire_count.load(Ordering::SeqCst) > 0 {
+            self.wires.lock().iter().for_each(|(wire, _)| wire.sleep());
+            shm::settle();
+        }
+    }
+
+    /// The same for the engine; whether something has come meanwhile.
+    pub(super) fn rest(&self) -> bool {
+        self.sleep();
+        self.wire_count.load(Ordering::SeqCst) > 0 && !self.with_news().is_empty()
+    }
+
+    /// The queue pair that epoll told of.
+    fn told_of(&self, token: u64) -> Option<Arc<QpShared>> {
+        let qp = self.links.lock().get(&token).and_then(Weak::upgrade)?;
+        if let Some(wire) = &qp.wire {
+            wire.end();
+        }
+        Some(qp)
+    }
+
+    fn bell(&self) -> Result<BorrowedFd<'_>, Errno> {
+        if self.bell.get().is_none() {
+            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            // Two at a time make two; the one that is not kept leaves epoll when it is closed.
+            epoll::add(&self.epoll, &bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
+            let _ = self.bell.set(bell);
+        }
+        self.bell.get().map(AsFd::as_fd).ok_or(Errno::NOMEM)
     }
 
     /// The engine's turn: serves what is ready and writes acknowledgements that nobody else will write.
     pub(super) fn drive(&self) -> Driven {
         let mut total = Driven::default();
+        let mut serve = |qp: Arc<QpShared>, writable| {
+            self.ctx.stats.engine_drives.fetch_add(1, Ordering::Relaxed);
+            let driven = qp.drive(true, writable);
+            total.worked |= driven.worked;
+            total.more |= driven.more;
+        };
+        for qp in if self.wire_count.load(Ordering::SeqCst) > 0 { self.with_news() } else { SmallVec::new() } {
+            let writable = qp.unblocked();
+            serve(qp, writable);
+        }
         let Ok(ready) = ready(&self.epoll, Some(&NOW)) else { return total };
-        total.more = ready.len() == READY;
+        let full = ready.len() == READY;
         for (token, writable) in ready {
-            if let Some(qp) = self.linked(token) {
-                self.ctx.stats.engine_drives.fetch_add(1, Ordering::Relaxed);
-                let driven = qp.drive(true, writable);
-                total.worked |= driven.worked;
-                total.more |= driven.more;
+            if let Some(qp) = self.told_of(token) {
+                serve(qp, writable);
             }
         }
+        total.more |= full;
         if total.more {
             self.notify();
         }
@@ -286,6 +375,17 @@ impl CqShared {
             .map_err(|error| Error::io("watch", "socket", error.into()))?;
         links.insert(qp.token, Arc::downgrade(qp));
         self.link_count.store(links.len(), Ordering::SeqCst);
+        if let Some(wire) = &qp.wire {
+            let mut wires = self.wires.lock();
+            wires.push((Arc::clone(wire), Arc::downgrade(qp)));
+            self.wire_count.store(wires.len(), Ordering::SeqCst);
+            drop(wires);
+            drop(links);
+            // Whoever sleeps already was not told to listen to this one.
+            self.sleep();
+            self.notify();
+            self.want_attention();
+        }
         Ok(())
     }
 
@@ -295,6 +395,11 @@ impl CqShared {
             let _ = epoll::delete(&self.epoll, qp.as_socket());
         }
         self.link_count.store(links.len(), Ordering::SeqCst);
+        if let Some(wire) = &qp.wire {
+            let mut wires = self.wires.lock();
+            wires.retain(|(other, _)| !Arc::ptr_eq(other, wire));
+            self.wire_count.store(wires.len(), Ordering::SeqCst);
+        }
     }
 
     pub(super) fn watch_writable(&self, qp: &QpShared, wanted: bool) {

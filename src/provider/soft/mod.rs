@@ -20,6 +20,7 @@
 //! | `wire` | the frames |
 //! | `engine`, `linger` | the thread; the last words of closed links |
 //! | `handshake`, `connect`, `rendezvous` | connection setup |
+//! | `shm` | the link through shared memory, in place of the socket |
 //! | `faults` | fault injection |
 
 mod connect;
@@ -32,6 +33,7 @@ mod keys;
 mod linger;
 mod qp;
 mod rendezvous;
+mod shm;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -43,3 +45,4 @@ pub(crate) use self::cq::Cq;
 pub use self::faults::{Faults, HandshakeStep};
 pub(crate) use self::qp::Qp;
 pub(crate) use self::rendezvous::Rendezvous;
+pub use self::shm::LinkPolicy;

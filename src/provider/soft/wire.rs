@@ -8,7 +8,7 @@ use crate::error::WcStatus;
 use crate::memory::device::BOUNCE;
 
 /// Raised whenever frames or the handshake change; the handshake compares it.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 
 pub(super) const HEADER: usize = 40;
 

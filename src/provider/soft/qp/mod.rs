@@ -1,4 +1,4 @@
-//! A reliable-connected queue pair over a stream socket.
+//! A reliable-connected queue pair over a stream of bytes: a socket's, or one through shared memory.
 //!
 //! Locks, in this order: `rx` (whoever reads the socket), `tx` (whoever writes it), `rq`. Posting never takes `rx`.
 
@@ -7,6 +7,7 @@ mod queue;
 mod rx;
 mod tx;
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,8 +19,10 @@ use self::rx::{Rx, Stop};
 use self::tx::Tx;
 use super::context::Shared;
 use super::cq::CqShared;
+use super::shm::Wire;
 use super::wire::{Header, Kind, extend};
 use crate::error::{CloseReason, Result, WcStatus};
+use crate::memory::dma::{Gather, Scatter};
 use crate::provider::{Opcode, PostError, QpConfig, QpCounters, ReceiveRequest, SendRequest, WorkCompletion};
 use crate::sync::Mutex;
 
@@ -43,7 +46,9 @@ pub(crate) struct Qp {
 pub(super) struct QpShared {
     pub(super) ctx: Arc<Shared>,
     pub(super) cq: Arc<CqShared>,
+    /// What carries the stream, or where there is a `wire`, the end of it.
     pub(super) socket: OwnedFd,
+    pub(super) wire: Option<Arc<Wire>>,
     pub(super) token: u64,
     pd: u64,
     config: QpConfig,
@@ -131,7 +136,7 @@ impl Qp {
         cq: &Arc<CqShared>,
         config: &QpConfig,
         agreed: Agreed,
-        socket: OwnedFd,
+        (socket, wire): (OwnedFd, Option<Wire>),
         token: u64,
     ) -> Result<Self> {
         let rq = ReceiveQueue { ring: Ring::new(config.receive_depth as usize), closed: false };
@@ -140,6 +145,7 @@ impl Qp {
             ctx: Arc::clone(ctx),
             cq: Arc::clone(cq),
             socket,
+            wire: wire.map(Arc::new),
             token,
             pd,
             config: *config,
@@ -299,11 +305,37 @@ impl QpShared {
         self.received.get().wrapping_add(self.drained.get())
     }
 
+    /// Hands bytes to the link; how many it took.
+    fn transmit(&self, gather: Gather<'_>) -> io::Result<usize> {
+        match &self.wire {
+            None => gather.send(self.socket.as_fd()),
+            Some(wire) => wire.send(&gather),
+        }
+    }
+
+    /// Takes bytes that the link has.
+    fn take_in(&self, scatter: Scatter<'_>) -> io::Result<usize> {
+        match &self.wire {
+            None => scatter.read(self.socket.as_fd()),
+            Some(wire) => wire.read(scatter, self.socket.as_fd()),
+        }
+    }
+
     fn want_writable(&self, wanted: bool) {
         self.tx_blocked.store(wanted, Ordering::SeqCst);
-        if self.closed.get().is_none() {
+        if self.closed.get().is_none() && self.wire.is_none() {
             self.cq.watch_writable(self, wanted);
         }
+    }
+
+    /// Through shared memory: whether the link, which was full, takes bytes again.
+    pub(super) fn unblocked(&self) -> bool {
+        self.writes_wait() && self.wire.as_ref().is_some_and(|wire| wire.has_room())
+    }
+
+    /// Through shared memory: has the peer tell when there is room; whether there is already.
+    fn await_room(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.starve())
     }
 
     /// Cuts the link without a goodbye.

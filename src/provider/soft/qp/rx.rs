@@ -4,13 +4,13 @@ mod landing;
 mod responder;
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::landing::Failed;
 use self::landing::Landing;
 use super::super::keys::{Device, Key};
+use super::super::shm::CORRUPT;
 use super::super::wire::{ATOMIC_OPERANDS, HEADER, Header, Kind};
 use super::QpShared;
 use super::queue::{ReceiveEntry, span};
@@ -190,6 +190,7 @@ impl Rx {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(driven),
                     io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::InvalidData if qp.wire.is_some() => return Err(CORRUPT.into()),
                     _ => return Err(Stop::Lost(error.to_string())),
                 },
             }
@@ -242,7 +243,7 @@ impl Rx {
         let room = if direct >= BULK || (direct == 0 && self.remaining == 0 && self.bulk) { HEADER } else { STAGING };
         scatter.push_bytes(&mut self.staging[held..room.max(held + 1)]);
         let asked = scatter.len();
-        let len = scatter.read(qp.socket.as_fd());
+        let len = qp.take_in(scatter);
         drop(pin);
         let len = len?;
         let placed = len.min(direct);

@@ -6,7 +6,6 @@ mod writing;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -244,7 +243,7 @@ impl Tx {
             if self.failed || !(self.lifts.is_empty() || self.await_payload(qp)) {
                 break;
             }
-            match self.write(qp.socket.as_fd()) {
+            match self.write(qp) {
                 Ok((taken, offered)) => {
                     budget = budget.saturating_sub(taken);
                     qp.sent.add(taken);
@@ -289,10 +288,10 @@ impl Tx {
     fn block(&mut self, qp: &QpShared) -> bool {
         self.blocked = true;
         if qp.writes_wait() {
-            return false;
+            return qp.await_room();
         }
         qp.want_writable(true);
-        true
+        qp.wire.is_none() || qp.await_room()
     }
 
     fn unblock(&mut self, qp: &QpShared) {

@@ -15,7 +15,8 @@ fn victim(config: QpConfig) -> (Side, UnixStream) {
     let (ctx, pd, cq) = device(default_limits(), None);
     let agreed = Agreed { reads_started: 4, reads_served: 4, max_message: 1 << 20 };
     let token = ctx.shared.next_id();
-    let qp = Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, OwnedFd::from(socket), token).unwrap();
+    let qp =
+        Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, (OwnedFd::from(socket), None), token).unwrap();
     (Side::new(qp, cq, pd, ctx), peer)
 }
 

@@ -8,7 +8,7 @@ pub(super) use self::double::Double;
 use super::*;
 use crate::provider::{Opcode, PostErrorKind};
 
-const BOTH: [Link; 2] = [Link::Unix, Link::Tcp];
+const ALL: [Link; 3] = [Link::Unix, Link::Tcp, Link::SharedMemory];
 
 /// Which ends are in a device's memory.
 const ENDS: [[bool; 2]; 3] = [[true, false], [false, true], [true, true]];
@@ -58,7 +58,7 @@ fn all_given_back(devices: &[Arc<Double>; 2]) {
 
 #[test]
 fn every_operation_moves_every_size() {
-    for link in BOTH {
+    for link in ALL {
         for [at_a, at_b] in ENDS {
             let (a, b, devices) = pair_with_devices(link);
             for (seed, len) in
@@ -91,7 +91,7 @@ fn every_operation_moves_every_size() {
 
 #[test]
 fn a_completion_means_that_the_bytes_are_there() {
-    for link in BOTH {
+    for link in ALL {
         let (a, b, devices) = pair_with_devices(link);
         let [source, back] = [0; 2].map(|_| Memory::on(&a, &devices[0], 2 * FRAGMENT));
         let target = Memory::on(&b, &devices[1], 2 * FRAGMENT);
@@ -157,7 +157,7 @@ fn nobody_sees_a_completion_before_its_bytes() {
 
 #[test]
 fn lists_are_gathered_from_devices_and_scattered_into_them() {
-    for link in BOTH {
+    for link in ALL {
         for [at_a, at_b] in ENDS {
             let (a, b, devices) = pair_with_devices(link);
             let source = Memory::either(&a, &devices[0], at_a, 500_000);
@@ -178,7 +178,7 @@ fn lists_are_gathered_from_devices_and_scattered_into_them() {
 
 #[test]
 fn atomics_reach_words_of_a_device() {
-    for link in BOTH {
+    for link in ALL {
         for [at_a, at_b] in ENDS {
             let (a, b, devices) = pair_with_devices(link);
             let word = Memory::either(&b, &devices[1], at_b, 24);
@@ -242,7 +242,7 @@ fn atomics_of_several_peers_on_a_device_add_up() {
 
 #[test]
 fn many_in_flight_keep_their_order() {
-    for link in BOTH {
+    for link in ALL {
         for [at_a, at_b] in ENDS {
             let (a, b, devices) = pair_with_devices(link);
             let count = 100u64;
@@ -290,7 +290,7 @@ fn many_in_flight_keep_their_order() {
 
 #[test]
 fn copies_overlap_with_the_link_and_bounces_are_few() {
-    for link in BOTH {
+    for link in ALL {
         let (a, b, devices) = pair_with_devices(link);
         let len = 8 << 20;
         let source = Memory::on(&a, &devices[0], len);
@@ -327,7 +327,7 @@ fn small_payloads_share_a_bounce() {
 
 #[test]
 fn what_waited_for_a_full_socket_is_what_was_posted() {
-    for link in BOTH {
+    for link in ALL {
         let (a, b, devices) = pair_with_devices(link);
         let len = |id: u64| [3, 70_000, 90_000, 50][id as usize % 4] + id as usize;
         let source = Memory::on(&a, &devices[0], 5 << 20);
@@ -351,7 +351,7 @@ fn what_waited_for_a_full_socket_is_what_was_posted() {
 
 #[test]
 fn a_late_receiver_gets_what_the_device_held() {
-    for link in BOTH {
+    for link in ALL {
         for [at_a, at_b] in ENDS {
             let (a, b, devices) = pair_with_devices(link);
             let len = 600_000;

@@ -17,7 +17,7 @@ fn readable(cq: &Cq, wait: Duration) -> bool {
 
 #[test]
 fn one_sided_requests_are_served_while_nobody_looks() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let (a, b) = pair(link);
         let exposed = Memory::pattern(&b, 1 << 20, 1);
         let grant = exposed.grant(&b, Access::all());

@@ -32,7 +32,7 @@ fn quickest(mut round: impl FnMut()) -> Duration {
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_a_ping_pong() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         for len in [8, 4096] {
             println!("{link} {len:>7} B: {:?} a round trip", ping_pong(link, len));
         }
@@ -53,7 +53,7 @@ fn best_rate(mut work: impl FnMut(usize)) -> f64 {
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_writes() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         for len in [64 << 10, 1 << 20] {
             let (a, b) = pair(link);
             let exposed = Memory::new(&b, len);
@@ -141,7 +141,7 @@ fn speed_of_bare_sockets() {
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_unattended_reads() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let (a, b) = pair(link);
         let exposed = Memory::new(&b, 4096);
         let grant = exposed.grant(&b, Access::all());

@@ -10,7 +10,7 @@ const LATE: Duration = Duration::from_millis(10);
 
 #[test]
 fn a_revoked_key_is_never_touched_again() {
-    for link in BOTH {
+    for link in ALL {
         let mut caught = [0; 2];
         for round in 0..16 {
             let (a, b, devices) = pair_with_devices(link);
@@ -92,7 +92,7 @@ fn busy(a: &Side, b: &Side, devices: &[Arc<Double>; 2], polls: usize) -> ([Vec<M
 
 #[test]
 fn nothing_is_touched_once_a_queue_pair_has_failed() {
-    for link in BOTH {
+    for link in ALL {
         for polls in 0..12 {
             let (a, b, devices) = pair_with_devices(link);
             let (memories, _grants) = busy(&a, &b, &devices, polls);
@@ -118,7 +118,7 @@ fn nothing_is_touched_once_a_queue_pair_has_failed() {
 
 #[test]
 fn dropped_queue_pairs_and_lost_links_give_everything_back() {
-    for link in BOTH {
+    for link in ALL {
         for polls in 0..8 {
             let (a, b, devices) = pair_with_devices(link);
             let _kept = busy(&a, &b, &devices, polls);
@@ -189,7 +189,7 @@ fn no_copy_is_under_way_once_a_queue_a_queue_pair_has_failed() {
 
 #[test]
 fn revoking_does_not_wait_for_a_peer_that_does_not_read() {
-    for link in BOTH {
+    for link in ALL {
         let (a, b, devices) = pair_with_devices(link);
         let exposed = Memory::on(&b, &devices[1], 4 * LEN);
         let grant = Arc::new(exposed.grant(&b, Access::all()));

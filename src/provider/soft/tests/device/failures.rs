@@ -65,7 +65,7 @@ fn fails(link: Link, operation: Operation, at_a: bool, nth: i64, failing: Failin
 #[test]
 fn a_failing_device_ends_its_queue_pairs_and_says_why() {
     use Operation::*;
-    for link in BOTH {
+    for link in ALL {
         for failing in [Failing::Start, Failing::Wait] {
             for at_a in [true, false] {
                 for operation in [Send, Write, WriteImm, Read] {
