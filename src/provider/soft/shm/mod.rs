@@ -146,3 +146,18 @@ impl From<Corrupt> for io::Error {
 
 /// What closes a queue pair whose peer scribbles over the ring.
 pub(super) const CORRUPT: &str = "a position in the link's shared memory makes no sense";
+
+#[cfg(test)]
+impl Wire {
+    /// Both ends of a link that nobody negotiated; each rings the bell that it is given.
+    pub(super) fn pair(bells: [OwnedFd; 2]) -> [Self; 2] {
+        let memory = segment::create().unwrap();
+        let [first, second] = bells;
+        [(first, 0), (second, 1)].map(|(bell, direction)| Self::new(memory.as_fd(), bell, direction).unwrap())
+    }
+
+    /// Puts a word anywhere into the shared memory, as a peer could.
+    pub(super) fn scribble(&self, at: usize, word: u64) {
+        self.memory.scribble(at, word);
+    }
+}

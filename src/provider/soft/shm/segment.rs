@@ -79,6 +79,17 @@ impl Mapping {
     }
 }
 
+#[cfg(test)]
+impl Mapping {
+    /// Writes a word at a place, round and round.
+    pub(super) fn scribble(&self, at: usize, word: u64) {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let place = self.base.as_ptr().wrapping_add(at / 8 * 8 % LEN).cast::<u64>();
+        // SAFETY: aligned and inside of the mapping, whose length is a multiple of 8.
+        unsafe { AtomicU64::from_ptr(place) }.store(word, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `of` with this length, and no borrow of it is left. That it fails, for want of memory for the

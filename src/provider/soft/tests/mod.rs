@@ -8,6 +8,7 @@ mod flow;
 mod hostile;
 mod operations;
 mod setup;
+mod shm;
 mod speed;
 
 use std::path::PathBuf;
