@@ -39,6 +39,9 @@ pub struct ConnectionStats {
     pub rnr_sent: u64,
     /// Times that the peer had no receive posted for a message of this side; 0 with an RDMA NIC, as above.
     pub rnr_received: u64,
+    /// One-sided operations of this side that were carried out directly on the peer's memory, which is mapped here
+    /// ([`Link::SharedMemory`](crate::Link::SharedMemory)); the others go through the link's queue.
+    pub direct: u64,
     /// Looks at the completion queue, which is shared with the device's other connections, as the next three are.
     pub looks: u64,
     /// Looks of the driver that found nothing while it had reason to expect something.
@@ -69,6 +72,7 @@ impl ConnectionStats {
             slot_waits: read(&ops.slot_waits),
             rnr_sent: device.rnr_naks_sent,
             rnr_received: device.rnr_naks_received,
+            direct: device.direct,
             looks: read(&queue.looks),
             spins: read(&queue.spins),
             wakeups: read(&queue.wakeups),

@@ -15,6 +15,7 @@ use crate::address::Address;
 use crate::error::{CloseReason, Error, Result, WcStatus};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
+use crate::memory::pages::Pages;
 
 /// A scatter/gather entry: where, and the key that proves it is registered.
 #[derive(Clone, Copy, Debug)]
@@ -225,6 +226,8 @@ pub struct DeviceLimits {
 pub(crate) struct QpCounters {
     pub rnr_naks_sent: u64,
     pub rnr_naks_received: u64,
+    /// Requests carried out on memory that the peer has lent, without the peer.
+    pub direct: u64,
 }
 
 /// The same for either provider.
@@ -481,6 +484,16 @@ impl Pd {
     }
 }
 
+impl Pd {
+    /// Whether the provider makes use of [`Grant::set_pages`].
+    pub(crate) fn shares_pages(&self) -> bool {
+        match self {
+            Self::Soft(inner) => inner.shares_pages(),
+            Self::Verbs(_) => false,
+        }
+    }
+}
+
 impl Mr {
     pub(crate) fn lkey(&self) -> u32 {
         either!(self, inner => inner.lkey())
@@ -490,6 +503,13 @@ impl Mr {
 impl Grant {
     pub(crate) fn rkey(&self) -> u32 {
         either!(self, inner => inner.rkey())
+    }
+
+    /// Where the granted memory can be mapped by peers of this host. Before anybody knows the key.
+    pub(crate) fn set_pages(&self, pages: Pages) {
+        if let Self::Soft(inner) = self {
+            inner.set_pages(pages);
+        }
     }
 
     /// Makes the key worthless. When this returns, no request of a peer touches the memory any more.
@@ -506,6 +526,14 @@ impl Cq {
     /// Only one thread calls this at a time (the dispatcher's lock).
     pub(crate) fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
         either!(self, inner => inner.poll(out))
+    }
+
+    /// Whether nothing but memory is looked at, and one-sided operations may be done as soon as they are posted.
+    pub(crate) fn lives_in_memory(&self) -> bool {
+        match self {
+            Self::Soft(inner) => inner.lives_in_memory(),
+            Self::Verbs(_) => false,
+        }
     }
 
     /// Asks for one notification on [`fd`](Self::fd) at the next completion. Whoever arms polls once more before sleeping.

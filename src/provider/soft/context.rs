@@ -11,6 +11,7 @@ use super::shm::LinkPolicy;
 use crate::error::{Error, Result};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
+use crate::memory::pages::Pages;
 use crate::provider::{DeviceLimits, QpConfig};
 use crate::sync::Mutex;
 
@@ -197,6 +198,11 @@ impl Pd {
         Ok(Grant { ctx: Arc::clone(&self.ctx), key })
     }
 
+    /// Whether memory that is exposed can be shared with peers that have a link through shared memory.
+    pub(crate) fn shares_pages(&self) -> bool {
+        self.ctx.links != LinkPolicy::Sockets && self.ctx.faults.is_none()
+    }
+
     pub(super) fn belongs_to(&self, ctx: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.ctx, ctx)
     }
@@ -220,14 +226,22 @@ impl Grant {
         self.key.number
     }
 
+    /// Lets peers of this host map the memory, which is that of these pages. Before anybody knows the key.
+    pub(crate) fn set_pages(&self, pages: Pages) {
+        self.key.set_pages(pages);
+    }
+
     pub(crate) fn revoke(&self) {
         self.ctx.keys.remove(&self.key);
+        self.key.restore(true);
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.revoke();
+        // Nobody gets to see what is in the memory.
+        self.ctx.keys.remove(&self.key);
+        self.key.restore(false);
         self.ctx.stats.grants.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -184,6 +184,11 @@ impl Cq {
         Ok(())
     }
 
+    pub(crate) fn lives_in_memory(&self) -> bool {
+        let wires = self.shared.wire_count.load(Ordering::Relaxed);
+        wires > 0 && wires == self.shared.link_count.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take_worked(&self) -> bool {
         self.shared.worked.load(Ordering::Relaxed) && self.shared.worked.swap(false, Ordering::Relaxed)
     }
@@ -321,7 +326,7 @@ impl CqShared {
     fn told_of(&self, token: u64) -> Option<Arc<QpShared>> {
         let qp = self.links.lock().get(&token).and_then(Weak::upgrade)?;
         if let Some(wire) = &qp.wire {
-            wire.end();
+            wire.hear();
         }
         Some(qp)
     }

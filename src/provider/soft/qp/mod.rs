@@ -19,7 +19,8 @@ use self::rx::{Rx, Stop};
 use self::tx::Tx;
 use super::context::Shared;
 use super::cq::CqShared;
-use super::shm::Wire;
+use super::keys::Key;
+use super::shm::{self, Wire};
 use super::wire::{Header, Kind, extend};
 use crate::error::{CloseReason, Result, WcStatus};
 use crate::memory::dma::{Gather, Scatter};
@@ -47,7 +48,7 @@ pub(super) struct QpShared {
     pub(super) ctx: Arc<Shared>,
     pub(super) cq: Arc<CqShared>,
     /// What carries the stream, or where there is a `wire`, the end of it.
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Arc<OwnedFd>,
     pub(super) wire: Option<Arc<Wire>>,
     pub(super) token: u64,
     pd: u64,
@@ -73,6 +74,8 @@ pub(super) struct QpShared {
     closed: OnceLock<CloseReason>,
     rnr_naks_sent: AtomicU64,
     rnr_naks_received: AtomicU64,
+    /// Requests that were carried out on memory that the peer has lent.
+    direct: AtomicU64,
     /// Bytes in: a peer that is alive makes them grow.
     received: Bytes,
     /// Bytes out, what had to be sent again included.
@@ -140,12 +143,15 @@ impl Qp {
         token: u64,
     ) -> Result<Self> {
         let rq = ReceiveQueue { ring: Ring::new(config.receive_depth as usize), closed: false };
+        let socket = Arc::new(socket);
+        let wire = wire.map(|wire| Arc::new(wire.with_socket(&socket)));
         let cut_after = ctx.faults.as_ref().and_then(|faults| faults.cut_after());
         let shared = Arc::new(QpShared {
             ctx: Arc::clone(ctx),
             cq: Arc::clone(cq),
             socket,
-            wire: wire.map(Arc::new),
+            wire,
+            direct: AtomicU64::new(0),
             token,
             pd,
             config: *config,
@@ -201,6 +207,7 @@ impl Qp {
         QpCounters {
             rnr_naks_sent: self.shared.rnr_naks_sent.load(Ordering::Relaxed),
             rnr_naks_received: self.shared.rnr_naks_received.load(Ordering::Relaxed),
+            direct: self.shared.direct.load(Ordering::Relaxed),
         }
     }
 
@@ -325,6 +332,14 @@ impl QpShared {
         self.tx_blocked.store(wanted, Ordering::SeqCst);
         if self.closed.get().is_none() && self.wire.is_none() {
             self.cq.watch_writable(self, wanted);
+        }
+    }
+
+    /// Lends the memory of a key that the peer has used to it, where the two can share it. What misbehaves on purpose does so in
+    /// what goes through the ring.
+    fn lend(&self, key: &Arc<Key>) {
+        if let Some(wire) = self.wire.as_ref().filter(|_| self.ctx.faults.is_none()) {
+            key.lend(wire);
         }
     }
 
@@ -460,6 +475,10 @@ impl QpShared {
             return;
         }
         let mut goodbye = Vec::new();
+        if let Some(wire) = &self.wire {
+            goodbye.extend_from_slice(&shm::END);
+            wire.close_all().iter().for_each(|key| key.forget(wire));
+        }
         if !lost {
             tx.rest_of_frame(&mut goodbye);
             let (ack, limit) = self.piggyback();

@@ -1,5 +1,6 @@
 //! The sending half: the send queue, the responses owed to the peer, and what goes to the socket next.
 
+mod direct;
 mod framing;
 mod lifting;
 mod writing;
@@ -224,6 +225,11 @@ impl Tx {
         }
         let mut budget = FLUSH_BYTES;
         while self.broken.is_none() && self.refusal_sent.is_none() && !self.failed {
+            if self.carry_out(qp, &mut budget) {
+                self.block(qp);
+                qp.cq.notify();
+                return true;
+            }
             if self.fill(qp) {
                 ack = false;
             }

@@ -13,22 +13,30 @@
 //! are parsed, and the size of the memory cannot change.
 #![allow(unsafe_code)]
 
+mod lending;
 mod offer;
 mod policy;
 mod ring;
 mod segment;
+mod window;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
+pub(super) use self::lending::END;
+use self::lending::Lent;
 pub(super) use self::offer::{
     Agreement, DECLINED, OFFERED, Place, Side, Socket, offer, place, reason, receive, send, take_up, take_up_beside,
 };
 pub use self::policy::LinkPolicy;
 use self::ring::{Corrupt, Reader, Writer};
 use self::segment::Mapping;
+pub(super) use self::window::Grant;
+use self::window::Window;
 use crate::memory::dma::{Gather, Scatter};
+use crate::sync::Mutex;
 
 /// One end of a link.
 #[derive(Debug)]
@@ -44,6 +52,12 @@ pub(super) struct Wire {
     ends: AtomicBool,
     /// This end waits for room.
     starving: AtomicBool,
+    /// Through which regions are lent.
+    socket: OnceLock<Arc<OwnedFd>>,
+    lent: Mutex<Lent>,
+    /// What the peer has lent.
+    windows: Mutex<Vec<Arc<Window>>>,
+    has_windows: AtomicBool,
 }
 
 impl Wire {
@@ -58,7 +72,22 @@ impl Wire {
             bell,
             ends: AtomicBool::new(false),
             starving: AtomicBool::new(false),
+            socket: OnceLock::new(),
+            lent: Mutex::default(),
+            windows: Mutex::default(),
+            has_windows: AtomicBool::new(false),
         })
+    }
+
+    /// Tells which socket the link belongs to.
+    pub(super) fn with_socket(self, socket: &Arc<OwnedFd>) -> Self {
+        let _ = self.socket.set(Arc::clone(socket));
+        self
+    }
+
+    /// Whether the peer has lent anything.
+    pub(super) fn lends(&self) -> bool {
+        self.has_windows.load(Ordering::Relaxed)
     }
 
     /// Takes as many bytes as there is room for. Only under the lock of the queue pair's sending half.
@@ -123,7 +152,7 @@ impl Wire {
     }
 
     /// The socket has become readable.
-    pub(super) fn end(&self) {
+    fn end(&self) {
         self.ends.store(true, Ordering::SeqCst);
     }
 

@@ -3,7 +3,8 @@
 //! ```text
 //! 0        positions of the ring that the accepting end writes
 //! 1 KiB    positions of the ring that the connecting end writes
-//! 4 KiB    the former's bytes, then the latter's
+//! 4 KiB    slots of what the accepting end lends, then of what the connecting end does
+//! 8 KiB    the former's bytes, then the latter's
 //! ```
 //!
 //! Invariant of [`Mapping`]: `LEN` bytes at `base` are mapped for reading and writing until it is dropped. The descriptor's size was
@@ -16,11 +17,14 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 
 use super::ring::{RING, Shared};
+use super::window::{SLOTS, Slot};
 use crate::memory::dma::Segment;
 
-const RINGS: usize = 4096;
+const LENT: usize = 4096;
+const RINGS: usize = 8192;
 const LEN: usize = RINGS + 2 * RING;
 const POSITIONS: usize = 1024;
+const _: () = assert!(2 * SLOTS * size_of::<Slot>() <= RINGS - LENT);
 const _: () = assert!(size_of::<Shared>() <= POSITIONS && align_of::<Shared>() <= POSITIONS);
 
 #[derive(Debug)]
@@ -66,6 +70,14 @@ impl Mapping {
         // SAFETY: inside of the mapping and aligned, since the base is a page's; mapped while `self` is borrowed. It consists of
         // atomics, for which every bit pattern is valid, and is used as nothing else at this end. The peer may change it at any
         // time, as atomics allow.
+        unsafe { &*at }
+    }
+
+    /// A slot of what the end lends that writes this direction.
+    pub(super) fn slot(&self, direction: usize, slot: usize) -> &Slot {
+        let index = direction.min(1) * SLOTS + slot.min(SLOTS - 1);
+        let at = self.base.as_ptr().wrapping_add(LENT + index * size_of::<Slot>()).cast::<Slot>();
+        // SAFETY: as above.
         unsafe { &*at }
     }
 

@@ -120,6 +120,7 @@ impl Rx {
                     self.refuse(WcStatus::RemoteAccess);
                     return Ok(false);
                 }
+                self.key.iter().for_each(|key| qp.lend(key));
             }
         }
         if header.kind == Kind::Send || imm.is_some() {
@@ -221,6 +222,7 @@ impl Rx {
                 return Ok(());
             }
         }
+        key.iter().for_each(|key| qp.lend(key));
         self.respond(qp, Body::Read { key, address: header.address, total: header.total, offset: 0 })
     }
 
@@ -236,6 +238,7 @@ impl Rx {
             return Ok(());
         }
         let key = qp.ctx.keys.find_remote(header.key, qp.pd, header.address, 8, Access::REMOTE_ATOMIC);
+        key.iter().for_each(|key| qp.lend(key));
         let [first, second] = [0, 8].map(|at| {
             let mut raw = [0; 8];
             raw.copy_from_slice(&self.operands[at..at + 8]);
