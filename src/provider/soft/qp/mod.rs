@@ -231,6 +231,9 @@ impl QpShared {
     /// `writable`: the socket was full and takes bytes again.
     pub(super) fn drive(self: &Arc<Self>, eager: bool, writable: bool) -> Driven {
         let mut total = Driven { worked: writable, more: false };
+        if let Some(wire) = self.wire.as_ref().filter(|wire| wire.has_messages()) {
+            wire.hear();
+        }
         let unwritten = writable && self.resume();
         for _ in 0..2 {
             let guard = self.rx.try_lock().or_else(|| {

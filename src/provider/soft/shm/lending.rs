@@ -69,7 +69,12 @@ impl Wire {
         control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&attached)));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match sendmsg(socket, &[IoSlice::new(message)], &mut control, flags) {
-            Ok(sent) if sent == message.len() => true,
+            Ok(sent) if sent == message.len() => {
+                if self.writer.count_message(self.memory.positions(self.direction)) {
+                    self.ring();
+                }
+                true
+            }
             // A part of a message is as good as the end of the stream.
             Ok(_) => {
                 self.cut();
@@ -109,10 +114,16 @@ impl Wire {
         }
     }
 
+    /// Whether the peer says that something came through the socket.
+    pub(in super::super) fn has_messages(&self) -> bool {
+        self.reader.has_messages(self.memory.positions(1 - self.direction))
+    }
+
     /// Takes in what came through the socket.
     pub(in super::super) fn hear(&self) {
         let Some(socket) = self.socket.get() else { return };
         let mut windows = self.windows.lock();
+        self.reader.hear(self.memory.positions(1 - self.direction));
         for _ in 0..MESSAGES {
             if self.ends.load(Ordering::SeqCst) {
                 return;

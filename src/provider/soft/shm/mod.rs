@@ -126,7 +126,7 @@ impl Wire {
     /// Whether there is something to [`read`](Self::read), if only an error.
     pub(super) fn has_news(&self) -> bool {
         let ready = self.reader.ready(self.memory.positions(1 - self.direction));
-        !matches!(ready, Ok((_, 0))) || self.ends.load(Ordering::Relaxed)
+        !matches!(ready, Ok((_, 0))) || self.has_messages() || self.ends.load(Ordering::Relaxed)
     }
 
     /// Whether [`send`](Self::send) would take a byte, or fail.

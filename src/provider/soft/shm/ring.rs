@@ -24,8 +24,7 @@ pub(super) struct Corrupt;
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// Bytes written since the beginning.
-    tail: Line<AtomicU64>,
+    tail: Line<Tail>,
     /// Bytes read since the beginning.
     head: Line<AtomicU64>,
     /// The reader sleeps, or is about to: whoever writes clears it and rings.
@@ -38,6 +37,16 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 struct Line<T>(T);
 
+/// What one side writes, and the other one looks at all the time.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Tail {
+    /// Bytes written since the beginning.
+    position: AtomicU64,
+    /// Messages sent through the socket.
+    messages: AtomicU32,
+}
+
 /// The writing side's own position. Only who holds the queue pair's sending half moves it.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
@@ -49,6 +58,7 @@ pub(super) struct Writer {
 pub(super) struct Reader {
     head: AtomicU64,
     told: AtomicU64,
+    heard: AtomicU32,
 }
 
 impl Writer {
@@ -64,7 +74,14 @@ impl Writer {
     pub(super) fn publish(&self, shared: &Shared, len: usize) -> bool {
         let tail = self.tail.load(Ordering::Relaxed).wrapping_add(len as u64);
         self.tail.store(tail, Ordering::Relaxed);
-        shared.tail.0.store(tail, Ordering::Release);
+        shared.tail.0.position.store(tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        take(&shared.sleeps.0)
+    }
+
+    /// Counts a message that was sent through the socket. `true`: the reader has to be woken.
+    pub(super) fn count_message(&self, shared: &Shared) -> bool {
+        shared.tail.0.messages.fetch_add(1, Ordering::Release);
         fence(Ordering::SeqCst);
         take(&shared.sleeps.0)
     }
@@ -80,7 +97,7 @@ impl Reader {
     /// Where the next byte is, and how many there are.
     pub(super) fn ready(&self, shared: &Shared) -> Result<(usize, usize), Corrupt> {
         let head = self.head.load(Ordering::Relaxed);
-        let ready = shared.tail.0.load(Ordering::Acquire).wrapping_sub(head);
+        let ready = shared.tail.0.position.load(Ordering::Acquire).wrapping_sub(head);
         if ready > RING as u64 { Err(Corrupt) } else { Ok((index(head), ready as usize)) }
     }
 
@@ -95,6 +112,16 @@ impl Reader {
         shared.head.0.store(head, Ordering::Release);
         fence(Ordering::SeqCst);
         take(&shared.starves.0)
+    }
+
+    /// Whether messages were sent through the socket since they were last [heard](Self::hear).
+    pub(super) fn has_messages(&self, shared: &Shared) -> bool {
+        shared.tail.0.messages.load(Ordering::Relaxed) != self.heard.load(Ordering::Relaxed)
+    }
+
+    /// What is sent from here on is a reason to look at the socket again.
+    pub(super) fn hear(&self, shared: &Shared) {
+        self.heard.store(shared.tail.0.messages.load(Ordering::Acquire), Ordering::Relaxed);
     }
 
     /// Has the writer ring when it has written. Look once more afterwards, behind a fence.
@@ -122,7 +149,7 @@ mod tests {
     fn positions_go_round_and_stay_apart() {
         let (shared, writer, reader) = (Shared::default(), Writer::default(), Reader::default());
         let start = u64::MAX - 1000;
-        for position in [&shared.tail.0, &shared.head.0, &writer.tail, &reader.head, &reader.told] {
+        for position in [&shared.tail.0.position, &shared.head.0, &writer.tail, &reader.head, &reader.told] {
             position.store(start, Ordering::Relaxed);
         }
         let (mut written, mut read) = (0, 0);
@@ -158,7 +185,7 @@ mod tests {
     fn positions_that_make_no_sense_are_refused() {
         let (shared, writer, reader) = (Shared::default(), Writer::default(), Reader::default());
         for wrong in [RING as u64 + 1, u64::MAX, u64::MAX / 2] {
-            shared.tail.0.store(wrong, Ordering::Relaxed);
+            shared.tail.0.position.store(wrong, Ordering::Relaxed);
             assert_eq!(reader.ready(&shared), Err(Corrupt));
             shared.head.0.store(wrong, Ordering::Relaxed);
             assert_eq!(writer.room(&shared).is_err(), wrong <= u64::MAX - RING as u64);
