@@ -55,6 +55,31 @@ fn both_ends_decide_on_the_link() {
     }
 }
 
+/// Through its bell, and not because the engine looks now and then.
+#[test]
+fn a_message_wakes_who_sleeps_without_the_engine() {
+    let (a, b) = pair(Link::SharedMemory);
+    let (source, target) = (Memory::new(&a, 8), Memory::new(&b, 8));
+    let (mut out, mut ignored) = (Vec::new(), Vec::new());
+    for round in 0..100 {
+        b.receive(round, target.whole());
+        b.cq.arm().unwrap();
+        b.poll(&mut out);
+        a.send(round, source.whole());
+        assert!(super::engine::readable(&b.cq, PATIENCE));
+        b.cq.acknowledge(b.cq.read_events().unwrap());
+        while out.len() as u64 <= round {
+            b.poll(&mut out);
+        }
+        while ignored.len() as u64 <= round {
+            b.poll(&mut out);
+            a.poll(&mut ignored);
+        }
+    }
+    let served = b.ctx.stats().engine_drives.load(Ordering::Relaxed);
+    assert!(served < 30, "the engine served {served} of 100 messages");
+}
+
 /// A queue pair whose peer is the bare other end of its link.
 struct Attacker {
     wire: Wire,
