@@ -55,6 +55,45 @@ fn both_ends_decide_on_the_link() {
     }
 }
 
+/// A thread of another user connects; the results of both ends.
+fn meet_another_user(policies: [LinkPolicy; 2]) -> [Result<Link, String>; 2] {
+    let (told, hear) = std::sync::mpsc::channel();
+    let connecting = std::thread::spawn(move || {
+        rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(1000)).unwrap();
+        let ctx = Context::open(default_limits(), None, policies[0]).unwrap();
+        let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(1 << 10).unwrap());
+        let at: Address = hear.recv().unwrap();
+        runtime().block_on(async {
+            let connected = tokio::time::timeout(PATIENCE, ctx.connect(&pd, &cq, &config(), &at, b"")).await.unwrap();
+            connected.map(|(_, info)| info.link).map_err(|error| error.to_string())
+        })
+    });
+    let ctx = Context::open(default_limits(), None, policies[1]).unwrap();
+    let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(1 << 10).unwrap());
+    let accepted = runtime().block_on(async {
+        let acceptor = ctx.listen(&address(Link::Tcp)).await.unwrap();
+        told.send(acceptor.local_address().clone()).unwrap();
+        let incoming = acceptor.accept().await.unwrap();
+        let accepted = incoming.accept(&pd, &cq, &config(), |_| Ok(vec![])).await;
+        accepted.map(|(_, info)| info.link).map_err(|error| error.to_string())
+    });
+    [connecting.join().unwrap(), accepted]
+}
+
+#[test]
+fn another_user_gets_a_socket() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can connect as another user");
+        return;
+    }
+    assert_eq!(meet_another_user([Auto, Auto]), [Ok(Link::Tcp), Ok(Link::Tcp)]);
+    let [a, b] = meet_another_user([SharedMemory, Auto]);
+    assert!(a.as_ref().is_err_and(|why| why.contains("the ends belong to different users")), "{a:?}");
+    assert!(b.is_err(), "{b:?}");
+    let [_, b] = meet_another_user([Auto, SharedMemory]);
+    assert!(b.as_ref().is_err_and(|why| why.contains("shared memory is wanted")), "{b:?}");
+}
+
 /// Through its bell, and not because the engine looks now and then.
 #[test]
 fn a_message_wakes_who_sleeps_without_the_engine() {
