@@ -1,5 +1,6 @@
 //! Links through shared memory: which connections get one, and peers that write what they like into it.
 
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +13,9 @@ use super::super::shm::Wire;
 use super::super::wire::{HEADER, Header, Kind, flag};
 use super::*;
 use crate::error::{CloseReason, Error};
+use crate::memory::ProtectionDomain;
 use crate::memory::dma::Gather;
+use crate::provider;
 
 /// Connects two devices with these policies.
 fn meet(at: &Address, policies: [LinkPolicy; 2]) -> [Result<Link, Error>; 2] {
@@ -122,20 +125,20 @@ fn a_message_wakes_who_sleeps_without_the_engine() {
 /// A queue pair whose peer is the bare other end of its link.
 struct Attacker {
     wire: Wire,
-    _socket: UnixStream,
+    socket: UnixStream,
 }
 
 fn victim(depth: u32) -> (Side, Attacker) {
     let (socket, theirs) = UnixStream::pair().unwrap();
     socket.set_nonblocking(true).unwrap();
-    let (ctx, pd, cq) = device(default_limits(), None);
+    let (ctx, pd, cq) = device_for(Link::SharedMemory, default_limits(), None);
     let bell = cq.bell().unwrap().try_clone_to_owned().unwrap();
     let [ours, wire] = Wire::pair([eventfd(0, EventfdFlags::NONBLOCK).unwrap(), bell]);
     let agreed = Agreed { reads_started: 4, reads_served: 4, max_message: 1 << 20 };
     let config = QpConfig { receive_depth: depth, ..config() };
     let link = (OwnedFd::from(socket), Some(ours));
     let qp = Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, link, ctx.shared.next_id()).unwrap();
-    (Side::new(qp, cq, pd, ctx), Attacker { wire, _socket: theirs })
+    (Side::new(qp, cq, pd, ctx), Attacker { wire, socket: theirs })
 }
 
 impl Attacker {
@@ -225,6 +228,41 @@ fn random_frames_never_panic() {
         drop(attacker);
         ends(&side);
     }
+}
+
+/// A peer that was stopped in the middle of a copy: who takes the region back waits for a bounded time, and then cuts the link.
+#[test]
+fn taking_a_region_back_does_not_wait_for_a_peer_that_stays() {
+    let (side, attacker) = victim(4);
+    let domain = ProtectionDomain::new(
+        provider::Pd::Soft(side.pd.clone()),
+        default_limits(),
+        Arc::new(provider::Context::Soft(side.ctx.clone())),
+    );
+    let region = domain.alloc(4096).unwrap().expose(Access::all()).unwrap();
+    region.copy_from(0, &[7; 4096]).unwrap();
+    let _busy = busy(&side);
+    let remote = region.remote();
+    let (address, key) = (remote.address(), remote.rkey());
+    attacker.write(&Header { address, key, total: 8, ..Header::new(Kind::ReadRequest) }.encode());
+    // The region comes through the socket: it is lent.
+    attacker.socket.set_nonblocking(true).unwrap();
+    let (mut out, mut message) = (Vec::new(), [0; 64]);
+    wait_until(|| {
+        side.poll(&mut out);
+        (&attacker.socket).read(&mut message).is_ok_and(|read| read == 64)
+    });
+    assert_eq!(message[12..16], key.to_le_bytes());
+    // Slot 0 of the end that writes the first ring: open under the first number, and busy.
+    attacker.wire.scribble(4096, 1 << 32 | 1);
+    let start = Instant::now();
+    let mut reclaim = std::pin::pin!(region.reclaim());
+    let reclaimed = reclaim.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    let std::task::Poll::Ready(buffer) = reclaimed else { panic!("it waits") };
+    assert!(start.elapsed() >= Duration::from_millis(50) && start.elapsed() < Duration::from_secs(10));
+    assert_eq!(buffer[..], [7; 4096]);
+    ends(&side);
+    assert!(matches!(side.qp.close_reason(), Some(CloseReason::LinkLost(_))), "{:?}", side.qp.close_reason());
 }
 
 /// A peer that writes random words to all that it has mapped, while this side sends, receives and is read from.
