@@ -157,3 +157,36 @@ fn speed_of_unattended_reads() {
         println!("{link}    4096 B: {time:?} an unattended read");
     }
 }
+
+/// Small messages one after the other, as many as the queues hold at a time.
+#[test]
+#[ignore = "a measurement"]
+fn speed_of_pipelined_sends() {
+    const COUNT: u64 = 100_000;
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
+        let (a, b) = pair(link);
+        let (source, target) = (Memory::new(&a, 8), Memory::new(&b, 8));
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        let times = (0..20).map(|_| {
+            let start = Instant::now();
+            let (mut posted, mut done, mut expected, mut came) = (0, 0, 0, 0);
+            while came < COUNT || done < COUNT {
+                while expected < COUNT && expected - came < 128 {
+                    b.receive(1, target.whole());
+                    expected += 1;
+                }
+                while posted < COUNT && posted - done < 64 && posted < expected {
+                    a.send(2, source.whole());
+                    posted += 1;
+                }
+                came += b.poll(&mut received) as u64;
+                done += a.poll(&mut sent) as u64;
+                received.clear();
+                sent.clear();
+            }
+            start.elapsed()
+        });
+        let best = times.min().unwrap_or_default();
+        println!("{link}       8 B: {:.2} M messages/s in one thread", COUNT as f64 / best.as_secs_f64() / 1e6);
+    }
+}
