@@ -11,9 +11,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::process::{Resource, getrlimit};
 
 use super::racing;
 
@@ -23,6 +24,7 @@ pub(crate) struct Pages {
     len: usize,
     memory: OwnedFd,
     restored: AtomicBool,
+    _place: Place,
 }
 
 // SAFETY: an address, which is used by `restore` alone, once.
@@ -38,16 +40,15 @@ impl Pages {
     /// `ptr` and `len` are multiples of the page size. The bytes are allocated until after [`restore`](Self::restore), and nobody uses
     /// them during this call, or during that one.
     pub(super) unsafe fn share(ptr: NonNull<u8>, len: usize) -> io::Result<Self> {
-        let memory = memfd_create("tokio-rdma region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&memory, len as u64)?;
-        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let place = Place::take()?;
+        let memory = file("tokio-rdma region", len)?;
         let file = memory.as_raw_fd();
         let fresh = map(std::ptr::null_mut(), len, libc::MAP_SHARED, file)?;
         // SAFETY: the caller's bytes, and as many that were just mapped.
         unsafe { racing::copy(ptr.as_ptr(), fresh.as_ptr(), len) };
         // SAFETY: what was at the caller's place is as long, and its contents are in the file by now.
         let moved = unsafe { replace(fresh, ptr, len) };
-        moved.map(|()| Self { ptr, len, memory, restored: AtomicBool::new(false) })
+        moved.map(|()| Self { ptr, len, memory, restored: AtomicBool::new(false), _place: place })
     }
 
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
@@ -84,6 +85,47 @@ impl Drop for Pages {
     fn drop(&mut self) {
         self.restore(false);
     }
+}
+
+/// A file of memory whose size nobody can change any more.
+pub(crate) fn file(name: &str, len: usize) -> io::Result<OwnedFd> {
+    if limit(Resource::Fsize) < len as u64 {
+        // Trying it would end the process with a signal.
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&memory, len as u64)?;
+    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(memory)
+}
+
+/// One of the process's descriptors. A quarter of them are for exposed regions; a program may need the others, and its further
+/// regions work without.
+#[derive(Debug)]
+struct Place;
+
+static PLACES: AtomicU64 = AtomicU64::new(0);
+
+impl Place {
+    fn take() -> io::Result<Self> {
+        let place = Self;
+        if PLACES.fetch_add(1, Ordering::Relaxed) < limit(Resource::Nofile) / 4 {
+            Ok(place)
+        } else {
+            Err(io::Error::from_raw_os_error(libc::EMFILE))
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        PLACES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A limit of this process; see getrlimit(2).
+fn limit(of: Resource) -> u64 {
+    getrlimit(of).current.unwrap_or(u64::MAX)
 }
 
 fn map(at: *mut libc::c_void, len: usize, flags: libc::c_int, file: libc::c_int) -> io::Result<NonNull<u8>> {

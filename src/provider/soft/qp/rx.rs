@@ -392,27 +392,30 @@ impl Rx {
     /// The result says whether more could be written.
     pub(super) fn settle(&mut self, qp: &QpShared, eager: bool) -> Result<bool, Stop> {
         let unsettled = std::mem::take(&mut self.unsettled);
-        self.take_news(qp)?;
         let pending = qp.ack_pending.load(Ordering::SeqCst);
         if !pending {
             self.unacked_messages = 0;
         }
         let overdue = self.unacked_messages > UNACKED_MESSAGES || self.unacked_bytes > UNACKED_BYTES;
         let ack = overdue || (eager && pending);
-        if !(unsettled || ack || self.refused.is_some()) {
+        if !(unsettled || ack || self.refused.is_some() || self.news.is_some()) {
             return Ok(false);
         }
         if ack {
             (self.unacked_messages, self.unacked_bytes) = (0, 0);
         }
         let mut tx = qp.tx.lock();
+        if let Some((ack, limit)) = self.news.take() {
+            tx.acknowledge(ack, limit)?;
+            qp.retire(&mut tx);
+        }
         if std::mem::take(&mut self.rnr_nak) {
             tx.rnr_nak = Some(self.expected);
         }
         if tx.refusal.is_none() {
             tx.refusal = self.refused;
         }
-        Ok(tx.flush(qp, ack))
+        Ok((ack || tx.has_work()) && tx.flush(qp, ack))
     }
 
     /// Gives up everything that names memory of a user; the receive of an unfinished message is the result.

@@ -307,6 +307,16 @@ impl Tx {
         }
     }
 
+    /// Whether a [`flush`](Self::flush) might find something to frame or to write.
+    pub(super) fn has_work(&self) -> bool {
+        !self.frames.is_empty()
+            || !self.responses.is_empty()
+            || self.rnr_nak.is_some()
+            || self.refusal.is_some()
+            || self.next < self.base + self.sq.len() as u64
+            || !self.lifts.is_empty()
+    }
+
     /// Asks the peer for a sign of life.
     pub(super) fn poke(&mut self, qp: &QpShared) {
         if !self.frames.iter().any(|frame| frame.role == Role::Poke) {

@@ -203,8 +203,7 @@ fn same_host(here: SocketAddr, there: SocketAddr) -> bool {
 }
 
 fn same_user(socket: &UnixStream) -> bool {
-    // SAFETY: it has no arguments, and cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = rustix::process::geteuid().as_raw();
     user != OVERFLOW_USER && socket.peer_cred().is_ok_and(|peer| peer.uid() == user)
 }
 

@@ -14,11 +14,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use super::ring::{RING, Shared};
 use super::window::{SLOTS, Slot};
 use crate::memory::dma::Segment;
+use crate::memory::pages::file;
 
 const LENT: usize = 4096;
 const RINGS: usize = 8192;
@@ -39,10 +40,7 @@ unsafe impl Sync for Mapping {}
 
 /// A fresh segment, all zero, for [`Mapping::of`] and for the peer.
 pub(super) fn create() -> io::Result<OwnedFd> {
-    let memory = memfd_create("tokio-rdma link", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memory, LEN as u64)?;
-    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(memory)
+    file("tokio-rdma link", LEN)
 }
 
 impl Mapping {
@@ -112,6 +110,8 @@ impl Drop for Mapping {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+
     use super::*;
 
     #[test]

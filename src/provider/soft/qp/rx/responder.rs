@@ -307,8 +307,9 @@ impl Rx {
 
     fn request_done(&mut self, qp: &QpShared) {
         self.expected += 1;
-        qp.done.store(self.expected, Ordering::SeqCst);
-        qp.ack_pending.store(true, Ordering::SeqCst);
+        // In this order: whoever takes the flag acknowledges this.
+        qp.done.store(self.expected, Ordering::Release);
+        qp.ack_pending.store(true, Ordering::Release);
         self.unacked_messages += 1;
     }
 
