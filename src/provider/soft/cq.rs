@@ -29,6 +29,9 @@ const BELL: u64 = u64::MAX;
 /// At every so-many-th look epoll is asked about links through shared memory too: only their sockets tell that a peer has died.
 const SOCKET_LOOKS: u64 = 512;
 
+/// At every so-many-th look the links are looked at although posting has added completions.
+const POSTED_LOOKS: u64 = 8;
+
 /// Queue pairs served by one look; the rest stay ready for the next.
 const READY: usize = 64;
 
@@ -89,6 +92,8 @@ pub(super) struct CqShared {
     link_count: AtomicUsize,
     /// The last poll left completions behind.
     backlog: AtomicBool,
+    /// Posting has added completions.
+    posted: AtomicBool,
     poller: Mutex<Poller>,
 }
 
@@ -135,6 +140,7 @@ impl Cq {
             worked: AtomicBool::new(false),
             link_count: AtomicUsize::new(0),
             backlog: AtomicBool::new(false),
+            posted: AtomicBool::new(false),
             poller: Mutex::default(),
         });
         ctx.engine.adopt(&shared);
@@ -216,9 +222,17 @@ impl Cq {
 
 impl CqShared {
     fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
-        self.looks.fetch_add(1, Ordering::SeqCst);
-        // After a full batch there may be another: no hurry to make more.
-        if !self.backlog.load(Ordering::Relaxed) {
+        // Only one thread at a time comes here.
+        let looks = self.looks.load(Ordering::Relaxed).wrapping_add(1);
+        self.looks.store(looks, Ordering::Release);
+        // After a full batch there may be another: no hurry to make more. Nor where posting has left some, but then and when others
+        // want to be heard too.
+        let posted = self.posted.load(Ordering::Relaxed);
+        if posted {
+            self.posted.store(false, Ordering::Relaxed);
+        }
+        let enough = posted && looks % POSTED_LOOKS != 0;
+        if !enough && !self.backlog.load(Ordering::Relaxed) {
             self.progress()?;
         }
         let mut ring = self.ring.lock();
@@ -242,12 +256,12 @@ impl CqShared {
                 qp.flush_ack();
             }
         }
-        let mut more = false;
         let links = self.link_count.load(Ordering::SeqCst);
         let wires = self.wire_count.load(Ordering::SeqCst);
-        let mut told = false;
-        for qp in if wires > 0 { self.with_news() } else { SmallVec::new() } {
-            told = true;
+        let news = if wires > 0 { self.with_news() } else { SmallVec::new() };
+        let told = !news.is_empty();
+        let mut more = false;
+        for qp in news {
             more |= self.look_at(&qp, qp.unblocked(), deferred);
         }
         let only = match links {
@@ -320,6 +334,11 @@ impl CqShared {
     pub(super) fn rest(&self) -> bool {
         self.sleep();
         self.wire_count.load(Ordering::SeqCst) > 0 && !self.with_news().is_empty()
+    }
+
+    /// Posting has added a completion: the next look finds it.
+    pub(super) fn posted(&self) {
+        self.posted.store(true, Ordering::Relaxed);
     }
 
     /// The queue pair that epoll told of.

@@ -58,6 +58,7 @@ impl Tx {
                     if entry.signaled {
                         let (wr_id, byte_len) = (entry.wr_id, entry.length);
                         qp.complete(WorkCompletion { wr_id, byte_len, ..WorkCompletion::default() });
+                        qp.cq.posted();
                     }
                     qp.direct.fetch_add(1, Ordering::Relaxed);
                     self.sq.pop();
