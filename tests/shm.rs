@@ -6,10 +6,14 @@ mod common;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use common::data::{fill, pattern};
-use common::rig::{Pair, Rig, Setup, contents};
-use tokio_rdma::{Access, CompletionMode, Connection, Error, ExposedRegion, Link, RemoteRegion, SgList, WcStatus};
+use common::process::{Parent, Second};
+use common::rig::{End, Pair, Rig, Setup, contents};
+use tokio_rdma::{
+    Access, CloseReason, CompletionMode, Connection, Error, ExposedRegion, Link, RemoteRegion, SgList, WcStatus,
+};
 
 macro_rules! cases {
     ($($case:ident),+ $(,)?) => {
@@ -44,7 +48,7 @@ async fn lent(rig: &Rig, len: usize) -> (Pair, ExposedRegion, RemoteRegion) {
 }
 
 /// The region is lent when its key is used first, and that arrives when it does.
-async fn use_until_direct(client: &common::rig::End, remote: &RemoteRegion) {
+async fn use_until_direct(client: &End, remote: &RemoteRegion) {
     let before = client.stats().direct;
     common::within(common::run::SOON, async {
         while client.stats().direct == before {
@@ -256,3 +260,83 @@ async fn lists_are_gathered_and_scattered(rig: Rig) {
     assert_eq!(read, bytes);
     assert_eq!(direct(&pair.client) - before, 2);
 }
+
+/// Writes a growing number into the region that the first process tells of, until it may not any more, and says why.
+async fn writes_until_refused(rig: Rig, mut parent: Parent) {
+    let domain = rig.domain();
+    let address = parent.hear().await.unwrap();
+    let client = End::new(&domain, Connection::connect(&domain, address.as_str()).await.unwrap());
+    let text = parent.hear().await.unwrap();
+    let bytes: Vec<u8> =
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect();
+    let remote = RemoteRegion::from_bytes(&bytes).unwrap();
+    let mut buffer = client.buffer(remote.len() as usize);
+    let mut number = 0u64;
+    let why = loop {
+        number += 1;
+        buffer.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_ne_bytes()));
+        match client.write(buffer, &remote).await {
+            Ok(returned) => buffer = returned,
+            Err(error) => break error.to_string(),
+        }
+    };
+    parent.say(&format!("{} {why}", client.stats().direct));
+    assert_eq!(parent.hear().await, None);
+}
+
+/// A region that the second process is writing to, at full speed.
+async fn written_to(rig: &Rig, second: &mut Second) -> (End, ExposedRegion) {
+    let domain = rig.domain();
+    let listener = rig.listener(&domain).await;
+    second.tell(&listener.local_address().to_string()).await;
+    let server = End::new(&domain, listener.accept().await.unwrap());
+    let region = server.exposed(64 << 10);
+    second.tell(&region.remote().to_bytes().map(|byte| format!("{byte:02x}")).concat()).await;
+    common::eventually(|| region.load(0).unwrap() > 1000, || region.load(0)).await;
+    (server, region)
+}
+
+/// The first word of memory in which each word that was written whole is the same.
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(bytes[..8].try_into().unwrap())
+}
+
+async fn takes_back_from_a_killed_process(rig: Rig, mut second: Second) {
+    let (server, region) = written_to(&rig, &mut second).await;
+    second.kill().await;
+    let reason = common::within(common::run::SOON, server.closed()).await;
+    assert!(matches!(reason, CloseReason::LinkLost(_)), "{reason}");
+    let buffer = region.reclaim().await;
+    assert!(number(&buffer) > 1000);
+}
+
+async fn takes_back_from_a_stopped_process(rig: Rig, mut second: Second) {
+    let (_server, region) = written_to(&rig, &mut second).await;
+    second.stop().await;
+    let start = Instant::now();
+    let buffer = region.reclaim().await;
+    assert!(start.elapsed() < common::run::SOON, "{:?}", start.elapsed());
+    let before = buffer.to_vec();
+    second.resume();
+    let said = second.hear().await;
+    let (direct, why) = said.split_once(' ').unwrap();
+    assert!(direct.parse::<u64>().unwrap() > 900, "{said}");
+    // It learns so from the slot, or from the owner, or from the end of the link if it was stopped while it copied.
+    assert!(why.contains("remote access") || why.contains("closed") || why.contains("retry"), "{said}");
+    assert!(buffer[..] == before[..], "the memory changed after it was taken back");
+    second.end().await;
+}
+
+macro_rules! process_cases {
+    ($($case:ident => $first:ident),+ $(,)?) => { $(
+        #[test]
+        fn $case() {
+            common::process::two_processes(stringify!($case), Setup::SHM_TCP, $first, writes_until_refused);
+        }
+    )+ };
+}
+
+process_cases!(
+    a_killed_writer => takes_back_from_a_killed_process,
+    a_stopped_writer => takes_back_from_a_stopped_process,
+);
