@@ -51,7 +51,8 @@ impl Wire {
     pub(in super::super) fn lend(&self, key: &Arc<Key>, grant: Grant, memory: BorrowedFd<'_>) -> Option<usize> {
         let mut lent = self.lent.lock();
         let slot = lent.keys.iter().position(Option::is_none).filter(|_| !lent.over)?;
-        lent.number = lent.number.wrapping_add(1).max(1);
+        // Neither of the two that are no numbers.
+        lent.number = lent.number % (u32::MAX - 1) + 1;
         let grant = Grant { slot: slot as u32, number: lent.number, ..grant };
         self.memory.slot(self.direction, slot).open(grant.number);
         if !self.tell(&grant.encode(), memory) {

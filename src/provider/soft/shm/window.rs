@@ -3,7 +3,8 @@
 //! A slot is two words in the link's shared memory: `state`, which the owner of the memory writes, and `busy`, which the other end sets
 //! while it copies. The other end says that it is busy and then looks at the state; the owner revokes and then looks whether the
 //! other end is busy. With a full fence between the two on either side, one of them sees the other: either nothing is copied, or the
-//! owner waits until it is.
+//! owner waits until it is. An owner that gives up waiting says so and then looks once more; the other end, when it is done, says that
+//! and then looks whether it was given up. So it never takes for done what the owner went on without.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,8 +23,10 @@ pub(super) const SLOTS: usize = 32;
 /// For so long an owner waits for a copy of at most [`CHUNK`] to end. One that takes longer is of a process that was stopped.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The state of a slot that opens nothing; all others are the number of a grant.
+/// The state of a slot that opens nothing.
 const CLOSED: u32 = 0;
+/// Closed, and whoever was busy then is waited for no longer. All other states are the number of a grant.
+const GIVEN_UP: u32 = u32::MAX;
 
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
@@ -44,8 +47,18 @@ impl Slot {
         fence(Ordering::SeqCst);
     }
 
-    /// After closing: waits until nobody is busy. `false`: somebody is for too long.
+    /// After closing: waits until nobody is busy. `false`: somebody is for too long, and what it copies does not count.
     pub(super) fn drain(&self) -> bool {
+        self.drains() || self.give_up()
+    }
+
+    fn give_up(&self) -> bool {
+        self.state.store(GIVEN_UP, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.busy.load(Ordering::Acquire) == 0
+    }
+
+    fn drains(&self) -> bool {
         let mut since = None;
         let mut spins = 0;
         while self.busy.load(Ordering::Acquire) != 0 {
@@ -61,13 +74,14 @@ impl Slot {
         true
     }
 
-    /// The other end uses the memory, if the slot is open under this number.
+    /// The other end uses the memory, if the slot is open under this number. `None`: it was not, or what was done does not count.
     pub(super) fn enter<T>(&self, number: u32, then: impl FnOnce() -> T) -> Option<T> {
         self.busy.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let done = (self.state.load(Ordering::Relaxed) == number).then(then);
         self.busy.store(0, Ordering::Release);
-        done
+        fence(Ordering::SeqCst);
+        done.filter(|_| self.state.load(Ordering::Relaxed) != GIVEN_UP)
     }
 }
 
@@ -105,7 +119,12 @@ impl Window {
         let end = grant.offset.checked_add(grant.len).ok_or_else(|| wrong("a region that wraps around"))?;
         let sealed = fcntl_get_seals(memory)?.contains(SealFlags::SHRINK | SealFlags::GROW);
         let size = u64::try_from(fstat(memory)?.st_size).unwrap_or(0);
-        if !sealed || end > size || grant.len == 0 || grant.slot as usize >= SLOTS || grant.number == CLOSED {
+        if !sealed
+            || end > size
+            || grant.len == 0
+            || grant.slot as usize >= SLOTS
+            || [CLOSED, GIVEN_UP].contains(&grant.number)
+        {
             return Err(wrong("a region that is not in its memory"));
         }
         let mapped = usize::try_from(size).map_err(|_| wrong("a region larger than the address space"))?;
@@ -169,6 +188,7 @@ mod tests {
             Grant { len: 0, ..grant },
             Grant { slot: SLOTS as u32, ..grant },
             Grant { number: 0, ..grant },
+            Grant { number: u32::MAX, ..grant },
         ] {
             assert!(Window::map(wrong, &memory).is_err(), "{wrong:?}");
         }
@@ -188,8 +208,10 @@ mod tests {
         assert_eq!((slot.enter(7, || 1), slot.enter(8, || 1)), (Some(1), None));
         slot.close();
         assert!(slot.enter(7, || ()).is_none() && slot.drain());
-        slot.busy.store(1, Ordering::Relaxed);
-        assert!(!slot.drain());
+        slot.open(9);
+        assert!(slot.enter(9, || slot.busy.load(Ordering::Relaxed)) == Some(1));
+        // Closed and given up in the middle.
+        assert_eq!(slot.enter(9, || (slot.close(), assert!(!slot.drain()))), None);
     }
 }
 
@@ -200,6 +222,26 @@ mod loom_tests {
     use loom::sync::Arc;
 
     use super::*;
+
+    #[test]
+    fn loom_what_counts_for_one_end_counts_for_the_other() {
+        loom::model(|| {
+            let shared = Arc::new((Slot::default(), UnsafeCell::new(0)));
+            shared.0.open(7);
+            let theirs = shared.clone();
+            let copying = loom::thread::spawn(move || {
+                let (slot, memory) = &*theirs;
+                slot.enter(7, || memory.with_mut(|byte| unsafe { *byte = 1 })).is_some()
+            });
+            let (slot, memory) = &*shared;
+            slot.close();
+            // Without patience.
+            let drained = slot.busy.load(Ordering::Acquire) == 0 || slot.give_up();
+            let found = if drained { memory.with(|byte| unsafe { *byte }) } else { 0 };
+            let counted = copying.join().unwrap();
+            assert!(!counted || (drained && found == 1));
+        });
+    }
 
     #[test]
     fn loom_nothing_is_copied_after_a_slot_was_closed_and_drained() {
