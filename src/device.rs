@@ -256,11 +256,12 @@ pub struct DeviceBuilder {
     queues: usize,
     vector: u32,
     pinned: bool,
+    links: Option<soft::LinkPolicy>,
 }
 
 impl DeviceBuilder {
     pub(crate) fn new(source: Source) -> Self {
-        Self { source, mode: CompletionMode::default(), queues: 1, vector: 0, pinned: false }
+        Self { source, mode: CompletionMode::default(), queues: 1, vector: 0, pinned: false, links: None }
     }
 
     /// How completions are waited for. Default: [`CompletionMode::Adaptive`], since most waits are either very short or long.
@@ -297,6 +298,15 @@ impl DeviceBuilder {
         self
     }
 
+    /// What the software device carries its connections through; both ends have to agree. Default: the variable `TOKIO_RDMA_LINK`
+    /// (`auto`, `sockets` or `shm`), or else [`LinkPolicy::Auto`](soft::LinkPolicy::Auto). A NIC has one link, and is not opened with
+    /// a policy.
+    #[must_use]
+    pub fn links(mut self, policy: soft::LinkPolicy) -> Self {
+        self.links = Some(policy);
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
@@ -324,8 +334,16 @@ impl DeviceBuilder {
                 });
             }
         }
+        let soft = |limits, faults| {
+            let links = soft::LinkPolicy::or_from_environment(self.links)?;
+            soft::Context::open(limits, faults, links).map(Context::Soft)
+        };
         let context = match self.source {
-            Source::Named(name) if name == SOFT => Context::Soft(soft::Context::open(soft::default_limits(), None)?),
+            Source::Named(name) if name == SOFT => soft(soft::default_limits(), None)?,
+            Source::Named(name) if self.links.is_some() => {
+                let reason = format!("{name} is no software device, so there is no choice of links");
+                return Err(Error::Invalid { operation: "open", reason });
+            }
             Source::Named(name) => match verbs::Context::open(&name, self.pinned)? {
                 Some(context) => Context::Verbs(context),
                 None => {
@@ -334,7 +352,7 @@ impl DeviceBuilder {
                     return Err(Error::UnknownDevice { name, available, no_nics });
                 }
             },
-            Source::Soft { limits, faults } => Context::Soft(soft::Context::open(limits, faults)?),
+            Source::Soft { limits, faults } => soft(limits, faults)?,
         };
         let vectors = context.completion_vectors();
         if self.vector >= vectors {

@@ -15,10 +15,34 @@
 //! # }
 //! ```
 
+//!
+//! # Links
+//!
+//! Two ends on one host are linked through shared memory if they belong to the same user and both want it, which is the default; otherwise
+//! through the socket that they connected through. [`LinkPolicy`] chooses, and [`Connection::link`](crate::Connection::link) says
+//! which it is.
+//!
+//! Shared memory trusts the peer as far as its user goes: the kernel's word for who connected (`SO_PEERCRED`, unix(7)) is compared with the
+//! effective user id of this process, and another user's process gets the socket. Processes of one user can stop and inspect each
+//! other anyway (kill(2), ptrace(2)). A peer that misbehaves in the memory it shares, by accident or on purpose, can end its own
+//! connection. It cannot make this side crash or hang, and never reaches memory that was not exposed, or not any more.
+//!
+//! Memory that is exposed can be mapped by peers if it consists of pages of its own: what [`ProtectionDomain::alloc`] allocated,
+//! and buffers of a [`BufferPool`] whose length is a multiple of the page size. [`Buffer::expose`] then copies it into a file of its own
+//! (memfd_create(2)) in place, and [`ExposedRegion::reclaim`] copies it back into pages that no peer has, which takes as long as
+//! copying does: some 0.2 ms per MiB. A copy of at most 256 KiB that a peer has begun is waited for; one that does not end within 50 ms costs
+//! the peer its connection. Operations on other memory, and on this memory before the peer has mapped it, go through the link like
+//! messages.
+//!
+//! [`ProtectionDomain::alloc`]: crate::ProtectionDomain::alloc
+//! [`BufferPool`]: crate::BufferPool
+//! [`Buffer::expose`]: crate::Buffer::expose
+//! [`ExposedRegion::reclaim`]: crate::ExposedRegion::reclaim
+
 use crate::device::{DeviceBuilder, Source};
 use crate::provider::DeviceLimits;
 
-pub use crate::provider::soft::{Faults, HandshakeStep, default_limits};
+pub use crate::provider::soft::{Faults, HandshakeStep, LinkPolicy, default_limits};
 
 /// A software device with these limits and faults; open it with [`DeviceBuilder::open`].
 pub fn device(limits: DeviceLimits, faults: Option<Faults>) -> DeviceBuilder {

@@ -20,7 +20,10 @@ fn counted() -> usize {
 
 #[test]
 fn the_steady_state_allocates_nothing() {
-    in_every_mode(&[Setup::SOFT_TCP, Setup::SOFT_UNIX.single_threaded()], |_, _| true);
+    in_every_mode(
+        &[Setup::SOFT_TCP, Setup::SOFT_UNIX.single_threaded(), Setup::SHM_UNIX, Setup::SHM_TCP.single_threaded()],
+        |_, _| true,
+    );
 }
 
 #[test]

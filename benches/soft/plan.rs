@@ -19,6 +19,8 @@ pub struct Row {
 pub enum Link {
     Tcp,
     Unix,
+    /// Shared memory; the peers that have none use Unix sockets.
+    Shm,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -45,7 +47,7 @@ pub enum Aim {
 }
 
 const BOTH: [Placement; 2] = [Placement::TwoCores, Placement::OneCore];
-const LINKS: [Link; 2] = [Link::Tcp, Link::Unix];
+const LINKS: [Link; 3] = [Link::Tcp, Link::Unix, Link::Shm];
 
 pub fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -86,7 +88,9 @@ pub fn rows() -> Vec<Row> {
         add(name, link, small, &[Placement::TwoCores], Mode::Polling, sockets, None);
     }
     let aim = Some(Aim::ValueAtMost(0.5));
-    add("idle connection tcp".into(), Link::Tcp, Exchange::Idle, &BOTH, Mode::Adaptive, None, aim);
+    for link in [Link::Tcp, Link::Shm] {
+        add(format!("idle connection {link}"), link, Exchange::Idle, &BOTH, Mode::Adaptive, None, aim);
+    }
     rows
 }
 
@@ -104,7 +108,7 @@ impl Row {
         Some(match (self.peer?, self.link) {
             (Peer::Ucx, _) => "UCX tcp ucp_get".to_owned(),
             (Peer::Subject(Subject::Sockets), Link::Tcp) => "tokio TcpStream".to_owned(),
-            (Peer::Subject(Subject::Sockets), Link::Unix) => "tokio UnixStream".to_owned(),
+            (Peer::Subject(Subject::Sockets), Link::Unix | Link::Shm) => "tokio UnixStream".to_owned(),
             (Peer::Subject(Subject::Ours(mode)), _) => format!("ours, {mode:?} mode").to_lowercase(),
         })
     }
@@ -160,7 +164,11 @@ impl fmt::Display for Aim {
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Self::Tcp { "tcp" } else { "unix" })
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Unix => "unix",
+            Self::Shm => "shm",
+        })
     }
 }
 

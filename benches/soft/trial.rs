@@ -50,11 +50,12 @@ async fn of_ours(row: &Row, subject: Subject, cpus: (usize, usize), quick: bool)
     let dir = tempfile::tempdir()?;
     let at = match row.link {
         Link::Tcp => "127.0.0.1:0".to_owned(),
-        Link::Unix => format!("unix:{}", dir.path().join("server").display()),
+        Link::Unix | Link::Shm => format!("unix:{}", dir.path().join("server").display()),
     };
-    let mut server = Process::start("server", cpus.0, [&text, &at])?;
+    let policy = if row.link == Link::Shm { "shm" } else { "sockets" };
+    let mut server = Process::start("server", cpus.0, policy, [&text, &at])?;
     let at: String = server.line().await?;
-    let mut client = Process::start("client", cpus.1, [&text, &at])?;
+    let mut client = Process::start("client", cpus.1, policy, [&text, &at])?;
     let found: Found = client.line().await?;
     client.end().await?;
     let used: Usage = server.line().await?;
@@ -85,10 +86,15 @@ pub struct Process {
 }
 
 impl Process {
-    /// This program again, as `what`.
-    pub fn start(what: &'static str, cpu: usize, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Self> {
+    /// This program again, as `what`, with this policy for the software device's links.
+    pub fn start(
+        what: &'static str,
+        cpu: usize,
+        policy: &str,
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg(what).args(Place::on(cpu)).arg("--").args(args);
+        command.env("TOKIO_RDMA_LINK", policy).arg(what).args(Place::on(cpu)).arg("--").args(args);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let out = child.stdout.take().context("no standard output")?;
         Ok(Self { what, child, lines: BufReader::new(out).lines() })

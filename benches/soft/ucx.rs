@@ -32,13 +32,13 @@ pub async fn get(job: &Job, (server_cpu, client_cpu): (usize, usize)) -> Result<
         let words = ["env"].into_iter().chain(ENVIRONMENT).chain([PROGRAM]).map(str::to_owned);
         words.chain(arguments.split_whitespace().map(str::to_owned)).collect::<Vec<_>>()
     };
-    let mut server = Process::start("exec", server_cpu, command(format!("-p {port}")))?;
+    let mut server = Process::start("exec", server_cpu, "sockets", command(format!("-p {port}")))?;
     while !is_listening(port)? {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let [reads, warm_up] = [job.pace.measured, job.pace.warm_up].map(|time| (time.as_millis() / 2).max(1));
     let arguments = format!("127.0.0.1 -p {port} -t ucp_get -s {size} -n {reads} -w {warm_up} -f -v");
-    let mut client = Process::start("exec", client_cpu, command(arguments))?;
+    let mut client = Process::start("exec", client_cpu, "sockets", command(arguments))?;
     let mut printed = Vec::new();
     while let Some(line) = client.text().await? {
         printed.push(line);

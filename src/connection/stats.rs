@@ -42,6 +42,9 @@ pub struct ConnectionStats {
     /// Payload bytes received and read that a GPU copied from one GPU buffer to another, since both ends are in this process and
     /// the GPUs are one or reach each other. Other payload of GPUs that this process copies goes through its own memory.
     pub bytes_between_gpus: u64,
+    /// One-sided operations of this side that were carried out directly on the peer's memory, which is mapped here
+    /// ([`Link::SharedMemory`](crate::Link::SharedMemory)); the others go through the link's queue.
+    pub direct: u64,
     /// Looks at the completion queue, which is shared with the device's other connections, as the next three are.
     pub looks: u64,
     /// Looks of the driver that found nothing while it had reason to expect something.
@@ -73,6 +76,7 @@ impl ConnectionStats {
             rnr_sent: device.rnr_naks_sent,
             rnr_received: device.rnr_naks_received,
             bytes_between_gpus: device.bytes_between_devices,
+            direct: device.direct,
             looks: read(&queue.looks),
             spins: read(&queue.spins),
             wakeups: read(&queue.wakeups),

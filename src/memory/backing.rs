@@ -114,6 +114,11 @@ impl Memory {
     pub(super) fn len(&self) -> usize {
         self.len
     }
+
+    /// Whether it was made by [`pages`](Self::pages), where those have the size of the system's.
+    pub(super) fn has_pages(&self) -> bool {
+        matches!(self.owner, Owner::Pages(_)) && !cfg!(miri) && rustix::param::page_size() == PAGE
+    }
 }
 
 impl OwnedMemory {

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use super::cells::Cells;
+use super::racing;
 
 /// A run of bytes of registered memory, as a scatter/gather entry names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +181,11 @@ impl<'a> Gather<'a> {
         self.parts.len()
     }
 
+    /// Copies as much as there is room for; how much that was. The room is memory that another process may use at the same time.
+    pub(crate) fn copy_to(&self, room: [Segment; 2]) -> usize {
+        copy_parts(self.parts.iter().map(|part| (part.iov_base.cast(), part.iov_len)), room.map(|it| (it.ptr, it.len)))
+    }
+
     /// One non-blocking send; returns how many bytes the socket took.
     pub(crate) fn send(mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         if self.len <= SMALL && !self.shared {
@@ -249,6 +255,13 @@ impl<'a> Scatter<'a> {
         self.len
     }
 
+    /// Fills the places with as much as there is; how much that was. It comes from memory that another process may use at the
+    /// same time.
+    pub(crate) fn copy_from(&self, from: [Segment; 2]) -> usize {
+        let places = self.parts.iter().map(|part| (part.iov_base.cast(), part.iov_len));
+        copy_parts(from.into_iter().map(|it| (it.ptr, it.len)), places)
+    }
+
     /// One read from a non-blocking socket; 0 at its end.
     pub(crate) fn read(self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         if let [part] = self.parts.as_slice() {
@@ -271,9 +284,53 @@ impl<'a> Scatter<'a> {
     }
 }
 
+/// Copies from one list of pieces to another, until either ends; how many bytes that were.
+///
+/// Private: the pieces are those of a gather or scatter and of a link's memory, all of which are alive during the call.
+fn copy_parts(
+    from: impl IntoIterator<Item = (*mut u8, usize)>,
+    to: impl IntoIterator<Item = (*mut u8, usize)>,
+) -> usize {
+    let (mut from, mut to) = (from.into_iter(), to.into_iter());
+    let (mut source, mut target) = (from.next(), to.next());
+    let mut copied = 0;
+    while let (Some((at, left)), Some((place, room))) = (source, target) {
+        let len = left.min(room);
+        // SAFETY: `len` bytes are inside of both pieces. They are alive: borrowed for the gather's or scatter's lifetime, or
+        // by the contract of this file, or mapped while the link exists that names them. A link's memory is mapped for it
+        // alone, so it overlaps with nothing, and nobody holds a reference to it, or to memory of a segment.
+        unsafe { racing::copy(at, place, len) };
+        copied += len;
+        source = if len == left { from.next() } else { Some((at.wrapping_add(len), left - len)) };
+        target = if len == room { to.next() } else { Some((place.wrapping_add(len), room - len)) };
+    }
+    copied
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(not(miri))]
+    fn copies_go_over_the_ends_of_pieces() {
+        let bytes: Vec<u8> = (0..50).collect();
+        let mut memory = vec![0u8; 40];
+        let all = Segment::new(memory.as_mut_ptr(), 40);
+        let room = |at, len| all.slice(at, len).unwrap();
+        let mut gather = Gather::new();
+        for piece in [0..7, 7..7, 7..30, 30..50] {
+            gather.push_bytes(&bytes[piece]);
+        }
+        assert_eq!(gather.copy_to([room(30, 10), room(0, 17)]), 27);
+        let (mut head, mut tail) = (vec![0; 12], vec![0; 100]);
+        let mut scatter = Scatter::new();
+        scatter.push_bytes(&mut head);
+        scatter.push_bytes(&mut tail);
+        assert_eq!(scatter.copy_from([room(30, 10), room(0, 17)]), 27);
+        assert_eq!([&head[..], &tail[..15]].concat(), bytes[..27]);
+        assert_eq!(tail[15..], [0; 85]);
+    }
 
     #[test]
     fn shared_copy_handles_every_alignment() {

@@ -87,7 +87,12 @@ fn grant(piece: &Piece, access: Access) -> Result<Grant> {
     }
     let domain = piece.region().domain();
     domain.check_length(EXPOSE, piece.len() as u64)?;
-    domain.provider().grant(piece.region().mr(), piece.segment(), access)
+    let grant = domain.provider().grant(piece.region().mr(), piece.segment(), access)?;
+    if domain.provider().shares_pages() {
+        // Where that does not work, for want of descriptors for instance, peers use the memory in the other way.
+        piece.share_pages().into_iter().for_each(|pages| grant.set_pages(pages));
+    }
+    Ok(grant)
 }
 
 impl ExposedRegion {

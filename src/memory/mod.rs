@@ -17,6 +17,8 @@
 //! | `exposed`, `cells`, `remote` | memory that a peer may use; how this side shares it; its description |
 //! | `any`, `sglist`, `traits` | what an operation accepts |
 //! | `dma`, `device` | where the software NIC reads and writes: memory of the host, and of other devices |
+//! | `pages` | memory of an exposed region that another process may map |
+//! | `racing` | copies of memory that others change meanwhile |
 
 mod access;
 mod any;
@@ -28,8 +30,10 @@ pub(crate) mod device;
 pub(crate) mod dma;
 mod domain;
 mod exposed;
+pub(crate) mod pages;
 pub(crate) mod piece;
 mod pool;
+mod racing;
 mod range;
 mod region;
 mod remote;

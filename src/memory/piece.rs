@@ -13,11 +13,16 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
+use super::backing::PAGE;
 use super::dma::Segment;
+use super::pages::Pages;
 use super::range::at_most;
 use super::region::MemoryRegion;
 use crate::error::Result;
 use crate::provider::Sge;
+
+/// Longer pieces are not copied into a file, and out of it, for the sake of being mapped.
+const MAPPED: usize = 256 << 20;
 
 pub(crate) struct Piece {
     region: MemoryRegion,
@@ -110,6 +115,32 @@ impl Piece {
             self.len += tail.len;
             Ok(())
         }
+    }
+
+    /// Moves the pages of this piece into a file, if they are its own and nobody else's. Nobody uses the bytes meanwhile.
+    pub(super) fn share_pages(&self) -> Option<Pages> {
+        let len = self.whole_pages()?;
+        // SAFETY: whole pages of this piece alone. It is exclusive and becomes exposed memory at this moment, and whoever has
+        // that drops the grant, which restores the pages, before the piece.
+        unsafe { Pages::share(self.ptr, len) }.ok()
+    }
+
+    /// The length of the pages that this piece is in, if it begins where one does and shares none.
+    fn whole_pages(&self) -> Option<usize> {
+        let padded = self.len.checked_next_multiple_of(PAGE)?;
+        let begins = self.ptr.as_ptr().addr() % PAGE == 0 && self.region.has_pages();
+        if !begins || self.len == 0 || padded > MAPPED {
+            return None;
+        }
+        let at = self.ptr.as_ptr().addr() - self.region.ptr().as_ptr().addr();
+        let chunk = (self.chunk as usize + 1) * self.region.stride();
+        // What is behind the region's last byte is nobody's, up to the end of its page.
+        let end = match self.is_only() {
+            true if chunk >= self.region.len() => usize::MAX,
+            true => chunk,
+            false => at + self.len,
+        };
+        (at + padded <= end).then_some(padded)
     }
 
     /// Whether no other piece of the chunk exists. It stays so while the caller makes none.

@@ -67,6 +67,11 @@ impl MemoryRegion {
         self.0.memory.ptr()
     }
 
+    /// Whether the memory consists of pages of its own, the last one padded.
+    pub(super) fn has_pages(&self) -> bool {
+        self.0.memory.has_pages()
+    }
+
     pub(super) fn mr(&self) -> &Mr {
         &self.0.mr
     }

@@ -268,7 +268,11 @@ impl Op {
             true if self.verb.side() == Side::Send => poll_looking(queue, table, key, fresh, cx),
             true => poll_waiting(queue, table, key, cx),
             // Posting several pieces leaves no waker behind.
-            false => poll_driven(queue, table, key, fresh && self.earlier.is_empty(), cx),
+            false => {
+                let fresh = fresh && self.earlier.is_empty();
+                let done_already = fresh && self.verb.remote().is_some() && queue.device().lives_in_memory();
+                poll_driven(queue, table, key, (fresh, done_already), cx)
+            }
         });
         budget.made_progress();
         queue.counters.taken.fetch_add(1, Ordering::Relaxed);
@@ -499,18 +503,22 @@ fn poll_waiting(queue: &CompletionQueue, table: &Table<AnyBuffer>, key: Key, cx:
     done
 }
 
-/// Leaves looking to the driver while that is awake.
+/// Leaves looking to the driver while that is awake, unless the operation may be `done_already` and a look costs little.
 #[inline(never)]
 fn poll_driven(
     queue: &CompletionQueue,
     table: &Table<AnyBuffer>,
     key: Key,
-    fresh: bool,
+    (fresh, done_already): (bool, bool),
     cx: &mut Context<'_>,
 ) -> Poll<Done> {
     // It looks as soon as this task has had its turn; posting has left the waker behind.
     if fresh && queue.kick.awake() {
-        return Poll::Pending;
+        if !done_already {
+            return Poll::Pending;
+        }
+        queue.look();
+        return table.poll_done(key, None);
     }
     let mut done = table.poll_done(key, Some(cx));
     if done.is_pending() && !queue.kick.awake() {

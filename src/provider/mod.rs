@@ -15,6 +15,7 @@ use crate::address::Address;
 use crate::error::{CloseReason, Error, Result, WcStatus};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
+use crate::memory::pages::Pages;
 
 /// A scatter/gather entry: where, and the key that proves it is registered.
 #[derive(Clone, Copy, Debug)]
@@ -177,6 +178,8 @@ pub enum Link {
     Tcp,
     /// A Unix-domain stream socket (software device).
     Unix,
+    /// Memory that both processes have mapped, on one host (software device). See [`soft`](crate::soft).
+    SharedMemory,
     /// RDMA over Converged Ethernet.
     Roce,
     /// InfiniBand.
@@ -190,6 +193,7 @@ impl std::fmt::Display for Link {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Unix => "unix",
+            Self::SharedMemory => "shm",
             Self::Roce => "RoCE",
             Self::InfiniBand => "InfiniBand",
             Self::Iwarp => "iWARP",
@@ -223,6 +227,8 @@ pub(crate) struct QpCounters {
     pub rnr_naks_sent: u64,
     pub rnr_naks_received: u64,
     pub bytes_between_devices: u64,
+    /// Requests carried out on memory that the peer has lent, without the peer.
+    pub direct: u64,
 }
 
 /// The same for either provider.
@@ -479,6 +485,16 @@ impl Pd {
     }
 }
 
+impl Pd {
+    /// Whether the provider makes use of [`Grant::set_pages`].
+    pub(crate) fn shares_pages(&self) -> bool {
+        match self {
+            Self::Soft(inner) => inner.shares_pages(),
+            Self::Verbs(_) => false,
+        }
+    }
+}
+
 impl Mr {
     pub(crate) fn lkey(&self) -> u32 {
         either!(self, inner => inner.lkey())
@@ -488,6 +504,13 @@ impl Mr {
 impl Grant {
     pub(crate) fn rkey(&self) -> u32 {
         either!(self, inner => inner.rkey())
+    }
+
+    /// Where the granted memory can be mapped by peers of this host. Before anybody knows the key.
+    pub(crate) fn set_pages(&self, pages: Pages) {
+        if let Self::Soft(inner) = self {
+            inner.set_pages(pages);
+        }
     }
 
     /// Makes the key worthless. When this returns, no request of a peer touches the memory any more.
@@ -504,6 +527,14 @@ impl Cq {
     /// Only one thread calls this at a time (the dispatcher's lock).
     pub(crate) fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
         either!(self, inner => inner.poll(out))
+    }
+
+    /// Whether nothing but memory is looked at, and one-sided operations may be done as soon as they are posted.
+    pub(crate) fn lives_in_memory(&self) -> bool {
+        match self {
+            Self::Soft(inner) => inner.lives_in_memory(),
+            Self::Verbs(_) => false,
+        }
     }
 
     /// Asks for one notification on [`fd`](Self::fd) at the next completion. Whoever arms polls once more before sleeping.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
-use tokio_rdma::soft::{self, Faults, default_limits};
+use tokio_rdma::soft::{self, Faults, LinkPolicy, default_limits};
 use tokio_rdma::{
     Access, Address, Buffer, BufferPool, CompletionMode, Connection, ConnectionBuilder, Device, DeviceBuilder,
     ExposedRegion, Listener, ProtectionDomain, RemoteRegion,
@@ -29,6 +29,8 @@ pub enum AddressKind {
 pub struct Setup {
     pub device: fn() -> DeviceBuilder,
     pub address: AddressKind,
+    /// What the software device may use; `None` for a NIC.
+    pub links: Option<LinkPolicy>,
     pub mode: CompletionMode,
     pub workers: usize,
 }
@@ -43,26 +45,34 @@ fn nic_device() -> DeviceBuilder {
     Device::builder(&nic().expect("cases for a NIC run only where there is one").0)
 }
 
-fn soft0() -> DeviceBuilder {
-    Device::builder("soft0")
+fn sockets() -> DeviceBuilder {
+    Device::builder("soft0").links(LinkPolicy::Sockets)
+}
+
+fn shm() -> DeviceBuilder {
+    Device::builder("soft0").links(LinkPolicy::SharedMemory)
 }
 
 /// As if the other end were in another process.
 fn soft_apart() -> DeviceBuilder {
-    soft::device(default_limits(), Some(Faults::seeded(0).keep_apart()))
+    soft::device(default_limits(), Some(Faults::seeded(0).keep_apart())).links(LinkPolicy::Sockets)
 }
 
 impl Setup {
     pub const SOFT_TCP: Self = Self {
-        device: soft0,
+        device: sockets,
         address: AddressKind::Tcp,
+        links: Some(LinkPolicy::Sockets),
         mode: CompletionMode::Adaptive { spin: CompletionMode::DEFAULT_SPIN },
         workers: 2,
     };
     /// An RDMA NIC, by way of libibverbs.
-    pub const NIC: Self = Self { device: nic_device, address: AddressKind::Nic, ..Self::SOFT_TCP };
+    pub const NIC: Self = Self { device: nic_device, address: AddressKind::Nic, links: None, ..Self::SOFT_TCP };
     pub const SOFT_TCP_APART: Self = Self { device: soft_apart, ..Self::SOFT_TCP };
     pub const SOFT_UNIX: Self = Self { address: AddressKind::Unix, ..Self::SOFT_TCP };
+    /// Shared memory, between ends that find each other through TCP.
+    pub const SHM_TCP: Self = Self { device: shm, links: Some(LinkPolicy::SharedMemory), ..Self::SOFT_TCP };
+    pub const SHM_UNIX: Self = Self { address: AddressKind::Unix, ..Self::SHM_TCP };
 
     pub const fn mode(self, mode: CompletionMode) -> Self {
         Self { mode, ..self }
@@ -105,6 +115,10 @@ impl Rig {
 
     /// Opens a device of other making in this rig's completion mode.
     pub fn open(&self, builder: DeviceBuilder) -> Device {
+        let builder = match self.setup.links {
+            Some(links) => builder.links(links),
+            None => builder,
+        };
         builder.completion_mode(self.setup.mode).open().unwrap()
     }
 

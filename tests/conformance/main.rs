@@ -27,6 +27,7 @@ macro_rules! cases {
     ($($case:ident),+ $(,)?) => {
         instantiate!(soft_tcp, crate::common::Setup::SOFT_TCP, $($case),+);
         instantiate!(soft_unix, crate::common::Setup::SOFT_UNIX, $($case),+);
+        instantiate!(shm_tcp, crate::common::Setup::SHM_TCP, $($case),+);
         instantiate!(#[ignore = "needs an RDMA NIC: cargo xtask guest test"] nic, crate::common::Setup::NIC, $($case),+);
     };
 }
@@ -44,6 +45,14 @@ macro_rules! core_cases {
         instantiate!(#[ignore = "needs an RDMA NIC: cargo xtask guest test"] nic_polling_thread,
             crate::common::Setup::NIC.mode(tokio_rdma::CompletionMode::PollingThread { cpu: None }), $($case),+);
         instantiate!(soft_unix_default, crate::common::Setup::SOFT_UNIX, $($case),+);
+        instantiate!(shm_unix_default, crate::common::Setup::SHM_UNIX, $($case),+);
+        instantiate!(shm_tcp_event_single_thread,
+            crate::common::Setup::SHM_TCP.mode(tokio_rdma::CompletionMode::Event).single_threaded(), $($case),+);
+        instantiate!(shm_unix_event, crate::common::Setup::SHM_UNIX.mode(tokio_rdma::CompletionMode::Event), $($case),+);
+        instantiate!(shm_unix_single_thread, crate::common::Setup::SHM_UNIX.single_threaded(), $($case),+);
+        instantiate!(shm_unix_polling, crate::common::Setup::SHM_UNIX.mode(tokio_rdma::CompletionMode::Polling), $($case),+);
+        instantiate!(shm_unix_polling_thread,
+            crate::common::Setup::SHM_UNIX.mode(tokio_rdma::CompletionMode::PollingThread { cpu: None }), $($case),+);
         instantiate!(soft_tcp_event, crate::common::Setup::SOFT_TCP.mode(tokio_rdma::CompletionMode::Event), $($case),+);
         instantiate!(soft_unix_event_single_thread,
             crate::common::Setup::SOFT_UNIX.mode(tokio_rdma::CompletionMode::Event).single_threaded(), $($case),+);
@@ -66,6 +75,7 @@ macro_rules! soft_cases {
     ($($case:ident),+ $(,)?) => {
         instantiate!(tcp, crate::common::Setup::SOFT_TCP, $($case),+);
         instantiate!(unix, crate::common::Setup::SOFT_UNIX, $($case),+);
+        instantiate!(shm, crate::common::Setup::SHM_UNIX, $($case),+);
     };
 }
 
@@ -76,6 +86,8 @@ macro_rules! process_cases {
         process_cases!(@on #[ignore = "needs an RDMA NIC: cargo xtask guest test"] two_processes_nic, NIC,
             $($case, $first, $second);+);
         process_cases!(@on #[cfg(test)] two_processes_soft_unix, SOFT_UNIX, $($case, $first, $second);+);
+        process_cases!(@on #[cfg(test)] two_processes_shm_unix, SHM_UNIX, $($case, $first, $second);+);
+        process_cases!(@on #[cfg(test)] two_processes_shm_tcp, SHM_TCP, $($case, $first, $second);+);
     };
     (@on # $attribute:tt $module:ident, $setup:ident, $($case:ident, $first:ident, $second:ident);+) => {
         mod $module {
@@ -98,6 +110,8 @@ macro_rules! lone_cases {
         lone_cases!(@on #[cfg(test)] alone_soft_tcp, SOFT_TCP, $($case),+);
         lone_cases!(@on #[ignore = "needs an RDMA NIC: cargo xtask guest test"] alone_nic, NIC, $($case),+);
         lone_cases!(@on #[cfg(test)] alone_soft_unix, SOFT_UNIX, $($case),+);
+        lone_cases!(@on #[cfg(test)] alone_shm_unix, SHM_UNIX, $($case),+);
+        lone_cases!(@on #[cfg(test)] alone_shm_tcp, SHM_TCP, $($case),+);
     };
     (@on # $attribute:tt $module:ident, $setup:ident, $($case:ident),+) => {
         mod $module {

@@ -17,6 +17,7 @@ macro_rules! gpu_cases {
     ($($case:ident),+ $(,)?) => {
         gpu_cases!(@on soft_tcp_apart, crate::common::Setup::SOFT_TCP_APART, $($case),+);
         gpu_cases!(@on soft_unix, crate::common::Setup::SOFT_UNIX, $($case),+);
+        gpu_cases!(@on shm_tcp, crate::common::Setup::SHM_TCP, $($case),+);
         gpu_cases!(@on soft_unix_single_thread, crate::common::Setup::SOFT_UNIX.single_threaded(), $($case),+);
     };
     (@on $module:ident, $setup:expr, $($case:ident),+) => {

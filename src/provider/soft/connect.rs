@@ -13,6 +13,7 @@ use super::handshake::{Handshake, Hello, Stream};
 use super::near::Offers;
 use super::qp::{Qp, Way};
 use super::rendezvous::Rendezvous;
+use super::shm::{self, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::provider::{PRIVATE_DATA, PeerInfo, QpConfig};
@@ -125,9 +126,11 @@ impl<'a> Parts<'a> {
         token: u64,
     ) -> Result<(Qp, PeerInfo)> {
         let mut handshake = Handshake { ctx: self.ctx, stream, peer };
-        let reply = handshake.request(&hello).await?;
-        handshake.confirm().await?;
-        self.finish(handshake, &hello, reply, token)
+        let bell = if handshake.offers()? { self.cq.bell().ok() } else { None };
+        let hello = Hello { shm: if bell.is_some() { shm::OFFERED } else { shm::DECLINED }, ..hello };
+        let (reply, attached) = handshake.request(&hello).await?;
+        let wire = handshake.confirm(&reply, attached, bell).await?;
+        self.finish(handshake, &hello, reply, wire, token)
     }
 
     /// Answers a request that was read already.
@@ -138,15 +141,31 @@ impl<'a> Parts<'a> {
         request: Hello,
         token: u64,
     ) -> Result<(Qp, PeerInfo)> {
-        handshake.reply(&hello).await?;
-        self.finish(handshake, &hello, request, token)
+        let agreement = match handshake.agree(&request) {
+            Ok(agreement) => agreement,
+            Err(error) => {
+                handshake.reject(&error.to_string()).await;
+                return Err(error);
+            }
+        };
+        let hello = Hello { shm: agreement.code, side: agreement.side, ..hello };
+        let bell = if agreement.refusal().is_none() { Some(self.cq.bell()?) } else { None };
+        let wire = handshake.reply(&hello, agreement, bell).await?;
+        self.finish(handshake, &hello, request, wire, token)
     }
 
-    fn finish(self, handshake: Handshake<'_>, own: &Hello, peer: Hello, token: u64) -> Result<(Qp, PeerInfo)> {
+    fn finish(
+        self,
+        handshake: Handshake<'_>,
+        own: &Hello,
+        peer: Hello,
+        wire: Option<Wire>,
+        token: u64,
+    ) -> Result<(Qp, PeerInfo)> {
         let agreed = own.agree(&peer);
         let near = if own.name == 0 { None } else { self.offers.meet(peer.name) };
-        let (socket, info) = handshake.finish(&agreed, peer)?;
-        let way = Way { socket, near };
+        let (socket, info) = handshake.finish(&agreed, peer, wire.as_ref())?;
+        let way = Way { socket, wire, near };
         let qp = Qp::establish(self.ctx, self.pd.id, &self.cq.shared, self.config, agreed, way, token)?;
         Ok((qp, info))
     }

@@ -7,9 +7,11 @@ use super::cq::Cq;
 use super::engine::Control;
 use super::faults::{FaultState, Faults};
 use super::keys::{Device, Key, KeyTable, Use};
+use super::shm::LinkPolicy;
 use crate::error::{Error, Result};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
+use crate::memory::pages::Pages;
 use crate::provider::{DeviceLimits, QpConfig};
 use crate::sync::Mutex;
 
@@ -31,6 +33,7 @@ pub(super) struct Shared {
     pub(super) engine: Arc<Control>,
     pub(super) faults: Option<Arc<FaultState>>,
     pub(super) stats: Stats,
+    pub(super) links: LinkPolicy,
     /// Makes a fetch, a sum and a store of a device's memory one operation, as far as this device's peers can see.
     pub(super) device_atomics: Mutex<()>,
     ids: AtomicU64,
@@ -87,7 +90,7 @@ pub(super) fn random() -> Result<u64> {
 }
 
 impl Context {
-    pub(crate) fn open(mut limits: DeviceLimits, faults: Option<Faults>) -> Result<Self> {
+    pub(crate) fn open(mut limits: DeviceLimits, faults: Option<Faults>, links: LinkPolicy) -> Result<Self> {
         limits.max_message = limits.max_message.clamp(1, WIRE_MESSAGE);
         limits.max_sge = limits.max_sge.clamp(1, GATHER_SGE);
         let shared = Arc::new(Shared {
@@ -96,6 +99,7 @@ impl Context {
             engine: Control::start()?,
             faults: faults.map(|faults| Arc::new(FaultState::new(faults))),
             stats: Stats::default(),
+            links,
             device_atomics: Mutex::default(),
             ids: AtomicU64::new(1),
         });
@@ -194,6 +198,11 @@ impl Pd {
         Ok(Grant { ctx: Arc::clone(&self.ctx), key })
     }
 
+    /// Whether memory that is exposed can be shared with peers that have a link through shared memory.
+    pub(crate) fn shares_pages(&self) -> bool {
+        self.ctx.links != LinkPolicy::Sockets && self.ctx.faults.is_none()
+    }
+
     pub(super) fn belongs_to(&self, ctx: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.ctx, ctx)
     }
@@ -217,14 +226,22 @@ impl Grant {
         self.key.number
     }
 
+    /// Lets peers of this host map the memory, which is that of these pages. Before anybody knows the key.
+    pub(crate) fn set_pages(&self, pages: Pages) {
+        self.key.set_pages(pages);
+    }
+
     pub(crate) fn revoke(&self) {
         self.ctx.keys.remove(&self.key);
+        self.key.restore(true);
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.revoke();
+        // Nobody gets to see what is in the memory.
+        self.ctx.keys.remove(&self.key);
+        self.key.restore(false);
         self.ctx.stats.grants.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -14,12 +14,23 @@ use smallvec::SmallVec;
 
 use super::context::Shared;
 use super::qp::{Driven, QpShared};
+use super::shm::{self, Wire};
 use crate::error::{Error, Result};
 use crate::provider::WorkCompletion;
 use crate::sync::Mutex;
 
 /// Token of the notification eventfd; queue pairs have the others.
 const NOTIFICATION: u64 = 0;
+
+/// Token of the bell: the eventfd by which peers wake this queue whose links are in shared memory. It is never read: each time
+/// it is written counts as an edge, see epoll(7).
+const BELL: u64 = u64::MAX;
+
+/// At every so-many-th look epoll is asked about links through shared memory too: only their sockets tell that a peer has died.
+const SOCKET_LOOKS: u64 = 512;
+
+/// At every so-many-th look the links are looked at although posting has added completions.
+const POSTED_LOOKS: u64 = 8;
 
 /// Queue pairs served by one look; the rest stay ready for the next.
 const READY: usize = 64;
@@ -73,6 +84,12 @@ pub(super) struct CqShared {
     /// The engine is watching the clock for this queue.
     pub(super) attended: AtomicBool,
     links: Mutex<HashMap<u64, Weak<QpShared>>>,
+    /// Those of the links that go through shared memory.
+    wires: Mutex<Vec<(Arc<Wire>, Weak<QpShared>)>>,
+    wire_count: AtomicUsize,
+    bell: OnceLock<OwnedFd>,
+    /// The channel became readable since epoll was last asked, perhaps for a socket's sake.
+    woken: AtomicBool,
     /// Bytes moved since this was last asked for.
     worked: AtomicBool,
     link_count: AtomicUsize,
@@ -81,6 +98,8 @@ pub(super) struct CqShared {
     any_postponed: AtomicBool,
     /// The last poll left completions behind.
     backlog: AtomicBool,
+    /// Posting has added completions.
+    posted: AtomicBool,
     poller: Mutex<Poller>,
 }
 
@@ -120,11 +139,16 @@ impl Cq {
             looks: AtomicU64::new(0),
             attended: AtomicBool::new(false),
             links: Mutex::default(),
+            wires: Mutex::default(),
+            wire_count: AtomicUsize::new(0),
+            bell: OnceLock::new(),
+            woken: AtomicBool::new(false),
             worked: AtomicBool::new(false),
             link_count: AtomicUsize::new(0),
             postponed: Mutex::default(),
             any_postponed: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
+            posted: AtomicBool::new(false),
             poller: Mutex::default(),
         });
         ctx.engine.adopt(&shared);
@@ -137,6 +161,7 @@ impl Cq {
 
     pub(crate) fn arm(&self) -> Result<()> {
         self.shared.armed.store(true, Ordering::SeqCst);
+        self.shared.sleep();
         Ok(())
     }
 
@@ -145,6 +170,7 @@ impl Cq {
     }
 
     pub(crate) fn read_events(&self) -> Result<u32> {
+        self.shared.woken.store(true, Ordering::Relaxed);
         if !self.shared.notified.swap(false, Ordering::SeqCst) {
             return Ok(0);
         }
@@ -172,6 +198,11 @@ impl Cq {
         Ok(())
     }
 
+    pub(crate) fn lives_in_memory(&self) -> bool {
+        let wires = self.shared.wire_count.load(Ordering::Relaxed);
+        wires > 0 && wires == self.shared.link_count.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take_worked(&self) -> bool {
         self.shared.worked.load(Ordering::Relaxed) && self.shared.worked.swap(false, Ordering::Relaxed)
     }
@@ -184,6 +215,11 @@ impl Cq {
         Arc::ptr_eq(&self.shared.ctx, ctx)
     }
 
+    /// The descriptor by which peers wake this queue.
+    pub(super) fn bell(&self) -> Result<BorrowedFd<'_>> {
+        self.shared.bell().map_err(|error| Error::io("create", "completion queue", error.into()))
+    }
+
     /// Events read and events acknowledged.
     #[cfg(test)]
     pub(super) fn event_counts(&self) -> (u64, u64) {
@@ -194,9 +230,17 @@ impl Cq {
 
 impl CqShared {
     fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
-        self.looks.fetch_add(1, Ordering::SeqCst);
-        // After a full batch there may be another: no hurry to make more.
-        if !self.backlog.load(Ordering::Relaxed) {
+        // Only one thread at a time comes here.
+        let looks = self.looks.load(Ordering::Relaxed).wrapping_add(1);
+        self.looks.store(looks, Ordering::Release);
+        // After a full batch there may be another: no hurry to make more. Nor where posting has left some, but then and when others
+        // want to be heard too.
+        let posted = self.posted.load(Ordering::Relaxed);
+        if posted {
+            self.posted.store(false, Ordering::Relaxed);
+        }
+        let enough = posted && looks % POSTED_LOOKS != 0;
+        if !enough && !self.backlog.load(Ordering::Relaxed) {
             self.progress()?;
         }
         let mut ring = self.ring.lock();
@@ -226,8 +270,15 @@ impl CqShared {
             more |= self.look_at(qp, false, deferred);
         }
         let driven = |qp: &QpShared| postponed.iter().any(|other| other.token == qp.token);
-        let only = match self.link_count.load(Ordering::SeqCst) {
-            1 => self.links.lock().values().next().and_then(Weak::upgrade),
+        let links = self.link_count.load(Ordering::SeqCst);
+        let wires = self.wire_count.load(Ordering::SeqCst);
+        let news = if wires > 0 { self.with_news() } else { SmallVec::new() };
+        let told = !news.is_empty();
+        for qp in news.into_iter().filter(|qp| !driven(qp)) {
+            more |= self.look_at(&qp, qp.unblocked(), deferred);
+        }
+        let only = match links {
+            1 if wires == 0 => self.links.lock().values().next().and_then(Weak::upgrade),
             _ => None,
         };
         match only {
@@ -235,12 +286,13 @@ impl CqShared {
             // but only epoll knows when a full socket takes bytes again.
             Some(qp) if driven(&qp) && !qp.writes_wait() => {}
             Some(qp) if !qp.writes_wait() => more |= self.look_at(&qp, false, deferred),
+            _ if links == wires && !self.asks_epoll(told) => {}
             _ => {
                 let ready = ready(&self.epoll, Some(&NOW))
                     .map_err(|error| Error::io("poll", "completion queue", error.into()))?;
                 more |= ready.len() == READY;
                 for (token, writable) in ready {
-                    if let Some(qp) = self.linked(token).filter(|qp| writable || !driven(qp)) {
+                    if let Some(qp) = self.told_of(token).filter(|qp| writable || !driven(qp)) {
                         more |= self.look_at(&qp, writable, deferred);
                     }
                 }
@@ -265,26 +317,88 @@ impl CqShared {
         driven.more
     }
 
-    fn linked(&self, token: u64) -> Option<Arc<QpShared>> {
-        self.links.lock().get(&token).and_then(Weak::upgrade)
+    /// Whether epoll has to be asked about sockets, none of which carries a stream. The last look before a sleep finds nothing else,
+    /// so nothing that has woken somebody is forgotten.
+    fn asks_epoll(&self, told: bool) -> bool {
+        let now = self.looks.load(Ordering::Relaxed) % SOCKET_LOOKS == 0;
+        now || (!told && self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Relaxed))
+    }
+
+    /// The queue pairs whose link through shared memory has something to read, or room at last.
+    fn with_news(&self) -> SmallVec<[Arc<QpShared>; 4]> {
+        let wires = self.wires.lock();
+        // A queue pair whose link is full is looked at more closely.
+        let news = wires.iter().filter_map(|(wire, qp)| match wire.has_news() {
+            true => qp.upgrade(),
+            false if wire.is_starving() => qp.upgrade().filter(|qp| qp.unblocked()),
+            false => None,
+        });
+        news.collect()
+    }
+
+    /// Has peers wake whoever goes to sleep now. Another look comes after it.
+    pub(super) fn sleep(&self) {
+        if self.wire_count.load(Ordering::SeqCst) > 0 {
+            self.wires.lock().iter().for_each(|(wire, _)| wire.sleep());
+            shm::settle();
+        }
+    }
+
+    /// The same for the engine; whether something has come meanwhile.
+    pub(super) fn rest(&self) -> bool {
+        self.sleep();
+        self.wire_count.load(Ordering::SeqCst) > 0 && !self.with_news().is_empty()
+    }
+
+    /// Posting has added a completion: the next look finds it.
+    pub(super) fn posted(&self) {
+        self.posted.store(true, Ordering::Relaxed);
+    }
+
+    /// The queue pair that epoll told of.
+    fn told_of(&self, token: u64) -> Option<Arc<QpShared>> {
+        let qp = self.links.lock().get(&token).and_then(Weak::upgrade)?;
+        if let Some(wire) = &qp.wire {
+            wire.hear();
+        }
+        Some(qp)
+    }
+
+    fn bell(&self) -> Result<BorrowedFd<'_>, Errno> {
+        if self.bell.get().is_none() {
+            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            // Two at a time make two; the one that is not kept leaves epoll when it is closed.
+            epoll::add(&self.epoll, &bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
+            let _ = self.bell.set(bell);
+        }
+        self.bell.get().map(AsFd::as_fd).ok_or(Errno::NOMEM)
     }
 
     /// The engine's turn: serves what is ready and writes acknowledgements that nobody else will write.
     pub(super) fn drive(&self) -> Driven {
         let mut total = Driven::default();
-        let Ok(ready) = ready(&self.epoll, Some(&NOW)) else { return total };
-        total.more = ready.len() == READY;
-        let postponed = self.take_postponed();
-        let again = |token: u64, writable: bool| !writable && postponed.iter().any(|qp| qp.token == token);
-        let linked = ready.iter().filter(|(token, writable)| !again(*token, *writable));
-        let linked = linked.filter_map(|(token, writable)| Some((self.linked(*token)?, *writable)));
-        for (qp, writable) in postponed.iter().map(|qp| (Arc::clone(qp), false)).chain(linked) {
+        let mut serve = |qp: Arc<QpShared>, writable| {
             self.ctx.stats.engine_drives.fetch_add(1, Ordering::Relaxed);
             let driven = qp.drive(true, writable);
             total.worked |= driven.worked;
             total.more |= driven.more;
+        };
+        let postponed = self.take_postponed();
+        postponed.iter().for_each(|qp| serve(Arc::clone(qp), false));
+        let driven = |qp: &QpShared| postponed.iter().any(|other| other.token == qp.token);
+        let news = if self.wire_count.load(Ordering::SeqCst) > 0 { self.with_news() } else { SmallVec::new() };
+        for qp in news.into_iter().filter(|qp| !driven(qp)) {
+            let writable = qp.unblocked();
+            serve(qp, writable);
         }
-        total.more |= self.has_postponed();
+        let Ok(ready) = ready(&self.epoll, Some(&NOW)) else { return total };
+        let full = ready.len() == READY;
+        for (token, writable) in ready {
+            if let Some(qp) = self.told_of(token).filter(|qp| writable || !driven(qp)) {
+                serve(qp, writable);
+            }
+        }
+        total.more |= full || self.has_postponed();
         if total.more {
             self.notify();
         }
@@ -338,6 +452,17 @@ impl CqShared {
             .map_err(|error| Error::io("watch", "socket", error.into()))?;
         links.insert(qp.token, Arc::downgrade(qp));
         self.link_count.store(links.len(), Ordering::SeqCst);
+        if let Some(wire) = &qp.wire {
+            let mut wires = self.wires.lock();
+            wires.push((Arc::clone(wire), Arc::downgrade(qp)));
+            self.wire_count.store(wires.len(), Ordering::SeqCst);
+            drop(wires);
+            drop(links);
+            // Whoever sleeps already was not told to listen to this one.
+            self.sleep();
+            self.notify();
+            self.want_attention();
+        }
         Ok(())
     }
 
@@ -347,6 +472,11 @@ impl CqShared {
             let _ = epoll::delete(&self.epoll, qp.as_socket());
         }
         self.link_count.store(links.len(), Ordering::SeqCst);
+        if let Some(wire) = &qp.wire {
+            let mut wires = self.wires.lock();
+            wires.retain(|(other, _)| !Arc::ptr_eq(other, wire));
+            self.wire_count.store(wires.len(), Ordering::SeqCst);
+        }
     }
 
     pub(super) fn watch_writable(&self, qp: &QpShared, wanted: bool) {

@@ -219,6 +219,15 @@ impl Watched {
         let flags = EventFlags::IN | EventFlags::ET;
         if !self.watching && epoll::add(&control.epoll, queue.epoll(), EventData::new_u64(self.id), flags).is_ok() {
             self.watching = true;
+            self.rest(queue);
+        }
+    }
+
+    /// Has peers whose links are in shared memory ring from now on.
+    fn rest(&mut self, queue: &CqShared) {
+        if queue.rest() {
+            self.signalled = true;
+            self.due = Some(Instant::now());
         }
     }
 
@@ -278,6 +287,7 @@ impl Watched {
             }
             rustix::thread::sched_yield();
         }
+        self.rest(queue);
     }
 
     /// Somebody looks: count their looks from now on.

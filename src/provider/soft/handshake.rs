@@ -3,7 +3,7 @@
 //! Each message is a head of 8 bytes (magic, version, type, body length) and a body that is parsed strictly.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -12,6 +12,7 @@ use super::context::Shared;
 use super::faults::HandshakeStep;
 use super::near::Name;
 use super::qp::Agreed;
+use super::shm::{self, Agreement, LinkPolicy, Side, Socket, Wire};
 use super::wire::VERSION;
 use crate::error::{Error, Result};
 use crate::provider::{Link, PRIVATE_DATA, PeerInfo, QpConfig};
@@ -23,7 +24,7 @@ const REASON: usize = 256;
 /// Longest body: a refusal's.
 const BODY: usize = REASON;
 /// Body of a request or reply, without private data.
-const FIXED: usize = 47;
+const FIXED: usize = 56;
 
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
@@ -42,6 +43,35 @@ impl Stream {
         match self {
             Self::Tcp(_) => Link::Tcp,
             Self::Unix(_) => Link::Unix,
+        }
+    }
+
+    /// What is on its two ends, as far as shared memory is concerned.
+    fn ends(&self) -> io::Result<Socket<'_>> {
+        Ok(match self {
+            Self::Tcp(socket) => Socket::Tcp(socket.local_addr()?, socket.peer_addr()?),
+            Self::Unix(socket) => Socket::Unix(socket),
+        })
+    }
+
+    /// Reads with the descriptors that come along.
+    async fn read_attached(&mut self, mut out: &mut [u8], attached: &mut Vec<OwnedFd>) -> io::Result<()> {
+        let Self::Unix(socket) = self else { return self.read(out).await };
+        while !out.is_empty() {
+            let (read, came) = shm::receive(socket, out).await?;
+            if read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            attached.extend(came);
+            out = &mut out[read..];
+        }
+        Ok(())
+    }
+
+    async fn write_attached(&mut self, bytes: &[u8], attached: &[BorrowedFd<'_>]) -> io::Result<()> {
+        match self {
+            Self::Unix(socket) if !attached.is_empty() => shm::send(socket, bytes, attached).await,
+            _ => self.write(bytes).await,
         }
     }
 
@@ -82,6 +112,9 @@ pub(super) struct Hello {
     pub peer_nonce: u64,
     /// Of the queue pair, for peers in the same process.
     pub name: Name,
+    /// Shared memory: whether it is offered, or what became of the offer, and where else to meet for it.
+    pub shm: u8,
+    pub side: u64,
     pub private_data: Vec<u8>,
 }
 
@@ -95,6 +128,8 @@ impl Hello {
             nonce: 0,
             peer_nonce: 0,
             name,
+            shm: shm::DECLINED,
+            side: 0,
             private_data,
         }
     }
@@ -107,6 +142,8 @@ impl Hello {
         out.extend_from_slice(&self.nonce.to_le_bytes());
         out.extend_from_slice(&self.peer_nonce.to_le_bytes());
         out.extend_from_slice(&self.name.to_le_bytes());
+        out.push(self.shm);
+        out.extend_from_slice(&self.side.to_le_bytes());
         out.push(self.private_data.len() as u8);
         out.extend_from_slice(&self.private_data);
         out
@@ -127,9 +164,11 @@ impl Hello {
             nonce: word(14),
             peer_nonce: word(22),
             name: Name::from(word(30)) | Name::from(word(38)) << 64,
+            shm: fixed[46],
+            side: word(47),
             private_data: private_data.to_vec(),
         };
-        if usize::from(fixed[46]) != private_data.len() || private_data.len() > PRIVATE_DATA {
+        if usize::from(fixed[55]) != private_data.len() || private_data.len() > PRIVATE_DATA {
             return Err("the length of its private data is wrong");
         }
         if hello.max_message == 0 {
@@ -169,18 +208,32 @@ impl Handshake<'_> {
     }
 
     async fn send(&mut self, step: &'static str, kind: u8, body: &[u8]) -> Result<()> {
+        self.send_attached(step, kind, body, &[]).await
+    }
+
+    async fn send_attached(
+        &mut self,
+        step: &'static str,
+        kind: u8,
+        body: &[u8],
+        attached: &[BorrowedFd<'_>],
+    ) -> Result<()> {
         let mut message = Vec::with_capacity(HEAD + body.len());
         message.extend_from_slice(&MAGIC);
         message.extend_from_slice(&[VERSION, kind]);
         message.extend_from_slice(&(body.len() as u16).to_le_bytes());
         message.extend_from_slice(body);
-        let sent = self.stream.write(&message).await;
+        let sent = self.stream.write_attached(&message, attached).await;
         sent.map_err(|error| self.error(step, error))
     }
 
     async fn receive(&mut self, step: &'static str) -> Result<(u8, Vec<u8>)> {
+        self.receive_attached(step, &mut Vec::new()).await
+    }
+
+    async fn receive_attached(&mut self, step: &'static str, attached: &mut Vec<OwnedFd>) -> Result<(u8, Vec<u8>)> {
         let mut head = [0; HEAD];
-        self.fill(step, &mut head).await?;
+        self.fill(step, &mut head, attached).await?;
         if head[..4] != MAGIC {
             return Err(self.error(step, "the peer does not speak this protocol (is it another service's port?)"));
         }
@@ -193,12 +246,12 @@ impl Handshake<'_> {
             return Err(self.error(step, format!("a message of {length} bytes, the limit is {BODY}")));
         }
         let mut body = vec![0; length];
-        self.fill(step, &mut body).await?;
+        self.fill(step, &mut body, attached).await?;
         Ok((head[5], body))
     }
 
-    async fn fill(&mut self, step: &'static str, out: &mut [u8]) -> Result<()> {
-        match self.stream.read(out).await {
+    async fn fill(&mut self, step: &'static str, out: &mut [u8], attached: &mut Vec<OwnedFd>) -> Result<()> {
+        match self.stream.read_attached(out, attached).await {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(self.error(step, "the peer closed the socket"))
@@ -207,18 +260,36 @@ impl Handshake<'_> {
         }
     }
 
-    /// The connecting side, up to the reply.
-    pub(super) async fn request(&mut self, hello: &Hello) -> Result<Hello> {
+    /// Whether this side offers shared memory; an error if it insists but cannot.
+    pub(super) fn offers(&self) -> Result<bool> {
+        let offered = self
+            .stream
+            .ends()
+            .map_err(|error| self.error("link", error))
+            .map(|ends| shm::offer(self.ctx.links, ends))?;
+        match offered {
+            Err(why) if self.ctx.links == LinkPolicy::SharedMemory => Err(self.no_shm(why)),
+            offered => Ok(offered.is_ok()),
+        }
+    }
+
+    fn no_shm(&self, why: impl std::fmt::Display) -> Error {
+        self.error("link", format!("shared memory is wanted, but {why}"))
+    }
+
+    /// The connecting side, up to the reply, with what came along.
+    pub(super) async fn request(&mut self, hello: &Hello) -> Result<(Hello, Vec<OwnedFd>)> {
         self.reached(HandshakeStep::Connected, "connect")?;
         self.send("request", REQUEST, &hello.encode()).await?;
         self.reached(HandshakeStep::RequestSent, "request")?;
-        match self.receive("reply").await? {
+        let mut attached = Vec::new();
+        match self.receive_attached("reply", &mut attached).await? {
             (REPLY, body) => {
                 let reply = Hello::parse(&body).map_err(|why| self.error("reply", format!("bad reply: {why}")))?;
                 if (reply.nonce, reply.peer_nonce) != (hello.peer_nonce, hello.nonce) {
                     return Err(self.error("reply", "another endpoint answered"));
                 }
-                Ok(reply)
+                Ok((reply, attached))
             }
             (REJECT, body) => {
                 Err(self.error("request", format!("refused: {}", String::from_utf8_lossy(&body).escape_debug())))
@@ -227,9 +298,35 @@ impl Handshake<'_> {
         }
     }
 
-    pub(super) async fn confirm(&mut self) -> Result<()> {
-        self.send("ready", READY, &[]).await?;
-        self.reached(HandshakeStep::ReadySent, "ready")
+    /// The connecting side, from the reply on: takes up shared memory if there is some, and confirms.
+    pub(super) async fn confirm(
+        &mut self,
+        reply: &Hello,
+        attached: Vec<OwnedFd>,
+        bell: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<Wire>> {
+        let taken = match (shm::place(reply.shm), bell) {
+            (shm::Place::Attached, Some(_)) => shm::take_up(attached).map(|wire| (None, wire)),
+            (shm::Place::Beside, Some(bell)) => {
+                shm::take_up_beside(Side(reply.side), bell).await.map(|(socket, wire)| (Some(socket), wire))
+            }
+            _ => Err(io::Error::other(shm::reason(reply.shm))),
+        };
+        let (beside, wire) = match taken {
+            Ok((beside, wire)) => (beside, Some(wire)),
+            Err(why) if self.ctx.links == LinkPolicy::SharedMemory => return Err(self.no_shm(why)),
+            Err(why) => {
+                tracing::debug!(peer = self.peer, %why, "no link through shared memory");
+                (None, None)
+            }
+        };
+        let bell = bell.filter(|_| wire.is_some() && beside.is_none());
+        self.send_attached("ready", READY, &[wire.is_some().into()], bell.as_slice()).await?;
+        if let Some(beside) = beside {
+            self.stream = Stream::Unix(beside);
+        }
+        self.reached(HandshakeStep::ReadySent, "ready")?;
+        Ok(wire)
     }
 
     /// The listening side, up to the request.
@@ -245,13 +342,61 @@ impl Handshake<'_> {
         Ok(hello)
     }
 
-    pub(super) async fn reply(&mut self, hello: &Hello) -> Result<()> {
-        self.send("reply", REPLY, &hello.encode()).await?;
-        self.reached(HandshakeStep::ReplySent, "reply")?;
-        match self.receive("ready").await? {
-            (READY, body) if body.is_empty() => Ok(()),
-            (kind, _) => Err(self.error("ready", format!("unexpected message {kind}"))),
+    /// Answers what the request said of shared memory.
+    pub(super) fn agree(&self, request: &Hello) -> Result<Agreement> {
+        let ends = self.stream.ends().map_err(|error| self.error("link", error))?;
+        let agreement = Agreement::answer(self.ctx.links, request.shm, ends);
+        match agreement.refusal() {
+            Some(why) if self.ctx.links == LinkPolicy::SharedMemory => Err(self.no_shm(why)),
+            _ => Ok(agreement),
         }
+    }
+
+    pub(super) async fn reply(
+        &mut self,
+        hello: &Hello,
+        agreement: Agreement,
+        bell: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<Wire>> {
+        let attached = bell.and_then(|bell| agreement.attached(bell));
+        self.send_attached("reply", REPLY, &hello.encode(), attached.as_ref().map_or(&[], |it| &it[..])).await?;
+        self.reached(HandshakeStep::ReplySent, "reply")?;
+        let mut attached = Vec::new();
+        let (ready, mut met) = {
+            let meeting = agreement.meet(bell);
+            let ready = self.receive_attached("ready", &mut attached);
+            tokio::pin!(meeting, ready);
+            let mut met = None;
+            let ready = loop {
+                tokio::select! {
+                    it = &mut meeting, if met.is_none() => met = Some(it),
+                    it = &mut ready => break it?,
+                }
+            };
+            // The two come by different ways.
+            if met.is_none() && agreement.meets() && ready == (READY, vec![1]) {
+                met = Some(meeting.await);
+            }
+            (ready, met)
+        };
+        let taken = match (ready.0, ready.1.as_slice()) {
+            (READY, [0]) => false,
+            (READY, [1]) => true,
+            (kind, _) => return Err(self.error("ready", format!("unexpected message {kind}"))),
+        };
+        if !taken {
+            let why = "the peer could not take it up";
+            return if self.ctx.links == LinkPolicy::SharedMemory { Err(self.no_shm(why)) } else { Ok(None) };
+        }
+        let bell = match met.take() {
+            Some((socket, bell)) => {
+                self.stream = Stream::Unix(socket);
+                Some(bell)
+            }
+            None => attached.pop(),
+        };
+        let bell = bell.ok_or_else(|| self.error("ready", "the peer's descriptor is missing"))?;
+        agreement.conclude(bell).map(Some).map_err(|error| self.error("ready", error))
     }
 
     /// Refuses the peer; the error is for this side.
@@ -265,10 +410,10 @@ impl Handshake<'_> {
         self.error("request", format!("refused by this side: {reason}"))
     }
 
-    pub(super) fn finish(self, agreed: &Agreed, peer: Hello) -> Result<(OwnedFd, PeerInfo)> {
+    pub(super) fn finish(self, agreed: &Agreed, peer: Hello, wire: Option<&Wire>) -> Result<(OwnedFd, PeerInfo)> {
         let info = PeerInfo {
             address: self.peer,
-            link: self.stream.link(),
+            link: if wire.is_some() { Link::SharedMemory } else { self.stream.link() },
             private_data: peer.private_data,
             max_rd_atomic: agreed.reads_started.min(agreed.reads_served) as u8,
             max_message: agreed.max_message,
@@ -292,6 +437,8 @@ mod tests {
             nonce: 1,
             peer_nonce: u64::MAX,
             name: 0x1122_3344_5566_7788_99aa_bbcc_ddee_ff00,
+            shm: 2,
+            side: 0x0102_0304_0506_0708,
             private_data: b"who I am".to_vec(),
         };
         let bytes = hello.encode();

@@ -2,11 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+use super::shm::{Grant, Wire};
 use crate::memory::Access;
 use crate::memory::device::DeviceMemory;
 use crate::memory::dma::Segment;
+use crate::memory::pages::Pages;
+use crate::sync::Mutex;
 
 /// A key is a slot's index, mixed with how often the slot was used and with a random number of this context.
 const INDEX_BITS: u32 = 20;
@@ -37,6 +40,10 @@ pub(super) struct Key {
     device: Device,
     revoked: AtomicBool,
     pins: AtomicUsize,
+    /// Where the memory is a file that peers can map.
+    pages: OnceLock<Pages>,
+    /// To whom it is lent, and which slot of the link opens it.
+    lent: Mutex<Vec<(Arc<Wire>, usize)>>,
 }
 
 /// While it lives, the key's memory may be touched: [`Key::revoke`] waits for it.
@@ -107,6 +114,42 @@ impl Key {
             spins += 1;
             if spins < 100 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
+        // All are closed before one is waited for.
+        let lent = std::mem::take(&mut *self.lent.lock());
+        lent.iter().for_each(|(wire, slot)| wire.close(*slot));
+        lent.iter().for_each(|(wire, slot)| wire.take_back(*slot));
+    }
+
+    /// Lends the memory through a link, unless that was done.
+    pub(super) fn lend(self: &Arc<Self>, wire: &Arc<Wire>) {
+        let (Some(pages), Use::Remote(access)) = (self.pages.get(), self.usage) else { return };
+        let mut lent = self.lent.lock();
+        if self.revoked.load(Ordering::SeqCst) || lent.iter().any(|(other, _)| Arc::ptr_eq(other, wire)) {
+            return;
+        }
+        let (address, len) = (self.segment.address(), self.segment.len() as u64);
+        let offset = address - pages.address();
+        let grant = Grant { slot: 0, number: 0, rkey: self.number, access, address, len, offset };
+        if let Some(slot) = wire.lend(self, grant, pages.memory()) {
+            lent.push((Arc::clone(wire), slot));
+        }
+    }
+
+    /// A link has ended, and all its slots are closed.
+    pub(super) fn forget(&self, wire: &Arc<Wire>) {
+        self.lent.lock().retain(|(other, _)| !Arc::ptr_eq(other, wire));
+    }
+
+    /// Says that the memory lies in these pages.
+    pub(super) fn set_pages(&self, pages: Pages) {
+        let _ = self.pages.set(pages);
+    }
+
+    /// After revoking: makes the memory this process's own again.
+    pub(super) fn restore(&self, contents: bool) {
+        if let Some(pages) = self.pages.get() {
+            pages.restore(contents);
+        }
     }
 }
 
@@ -146,7 +189,8 @@ impl KeyTable {
         let slot = &mut table.slots[index as usize];
         let number = (slot.generation << INDEX_BITS | index) ^ self.salt;
         let (revoked, pins) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let key = Arc::new(Key { number, pd, usage, segment, device, revoked, pins });
+        let (pages, lent) = (OnceLock::new(), Mutex::default());
+        let key = Arc::new(Key { number, pd, usage, segment, device, revoked, pins, pages, lent });
         slot.key = Some(Arc::clone(&key));
         Some(key)
     }

@@ -21,6 +21,7 @@
 //! | `engine`, `linger` | the thread; the last words of closed links |
 //! | `handshake`, `connect`, `rendezvous` | connection setup |
 //! | `near` | device memory that peers in one process copy from directly |
+//! | `shm` | the link through shared memory, in place of the socket |
 //! | `faults` | fault injection |
 
 mod connect;
@@ -34,6 +35,7 @@ mod linger;
 mod near;
 mod qp;
 mod rendezvous;
+mod shm;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -45,3 +47,4 @@ pub(crate) use self::cq::Cq;
 pub use self::faults::{Faults, HandshakeStep};
 pub(crate) use self::qp::Qp;
 pub(crate) use self::rendezvous::Rendezvous;
+pub use self::shm::LinkPolicy;

@@ -1,4 +1,4 @@
-//! A reliable-connected queue pair over a stream socket.
+//! A reliable-connected queue pair over a stream of bytes: a socket's, or one through shared memory.
 //!
 //! Locks, in this order: `rx` (whoever reads the socket), `tx` (whoever writes it), `rq`. Posting never takes `rx`.
 
@@ -7,6 +7,7 @@ mod queue;
 mod rx;
 mod tx;
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,9 +19,12 @@ use self::rx::{Rx, Stop};
 use self::tx::Tx;
 use super::context::Shared;
 use super::cq::CqShared;
+use super::keys::Key;
 use super::near::Near;
+use super::shm::{self, Wire};
 use super::wire::{Header, Kind, extend};
 use crate::error::{CloseReason, Result, WcStatus};
+use crate::memory::dma::{Gather, Scatter};
 use crate::provider::{Opcode, PostError, QpConfig, QpCounters, ReceiveRequest, SendRequest, WorkCompletion};
 use crate::sync::Mutex;
 
@@ -38,6 +42,8 @@ pub(super) struct Agreed {
 /// How to reach the peer.
 pub(super) struct Way {
     pub socket: OwnedFd,
+    /// What carries the stream in the socket's place.
+    pub wire: Option<Wire>,
     /// It is in this process.
     pub near: Option<Near>,
 }
@@ -51,7 +57,9 @@ pub(crate) struct Qp {
 pub(super) struct QpShared {
     pub(super) ctx: Arc<Shared>,
     pub(super) cq: Arc<CqShared>,
-    pub(super) socket: OwnedFd,
+    /// What carries the stream, or where there is a `wire`, the end of it.
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) wire: Option<Arc<Wire>>,
     near: Option<Near>,
     pub(super) token: u64,
     pd: u64,
@@ -81,6 +89,8 @@ pub(super) struct QpShared {
     closed: OnceLock<CloseReason>,
     rnr_naks_sent: AtomicU64,
     rnr_naks_received: AtomicU64,
+    /// Requests that were carried out on memory that the peer has lent.
+    direct: AtomicU64,
     /// Bytes in: a peer that is alive makes them grow.
     received: Bytes,
     /// Bytes out, what had to be sent again included.
@@ -146,16 +156,20 @@ impl Qp {
         cq: &Arc<CqShared>,
         config: &QpConfig,
         agreed: Agreed,
-        Way { socket, near }: Way,
+        Way { socket, wire, near }: Way,
         token: u64,
     ) -> Result<Self> {
         let rq = ReceiveQueue { ring: Ring::new(config.receive_depth as usize), closed: false };
+        let socket = Arc::new(socket);
+        let wire = wire.map(|wire| Arc::new(wire.with_socket(&socket)));
         let cut_after = ctx.faults.as_ref().and_then(|faults| faults.cut_after());
         let shared = Arc::new(QpShared {
             ctx: Arc::clone(ctx),
             cq: Arc::clone(cq),
             socket,
+            wire,
             near,
+            direct: AtomicU64::new(0),
             token,
             pd,
             config: *config,
@@ -215,6 +229,7 @@ impl Qp {
             rnr_naks_sent: self.shared.rnr_naks_sent.load(Ordering::Relaxed),
             rnr_naks_received: self.shared.rnr_naks_received.load(Ordering::Relaxed),
             bytes_between_devices: self.shared.carried.get(),
+            direct: self.shared.direct.load(Ordering::Relaxed),
         }
     }
 
@@ -238,6 +253,9 @@ impl QpShared {
     /// `writable`: the socket was full and takes bytes again.
     pub(super) fn drive(self: &Arc<Self>, eager: bool, writable: bool) -> Driven {
         let mut total = Driven { worked: writable, more: false };
+        if let Some(wire) = self.wire.as_ref().filter(|wire| wire.has_messages()) {
+            wire.hear();
+        }
         let unwritten = writable && self.resume();
         for _ in 0..2 {
             let guard = self.rx.try_lock().or_else(|| {
@@ -334,11 +352,45 @@ impl QpShared {
         self.received.get().wrapping_add(self.near.as_ref().map_or(0, Near::moved))
     }
 
+    /// Hands bytes to the link; how many it took.
+    fn transmit(&self, gather: Gather<'_>) -> io::Result<usize> {
+        match &self.wire {
+            None => gather.send(self.socket.as_fd()),
+            Some(wire) => wire.send(&gather),
+        }
+    }
+
+    /// Takes bytes that the link has.
+    fn take_in(&self, scatter: Scatter<'_>) -> io::Result<usize> {
+        match &self.wire {
+            None => scatter.read(self.socket.as_fd()),
+            Some(wire) => wire.read(scatter, self.socket.as_fd()),
+        }
+    }
+
     fn want_writable(&self, wanted: bool) {
         self.tx_blocked.store(wanted, Ordering::SeqCst);
-        if self.closed.get().is_none() {
+        if self.closed.get().is_none() && self.wire.is_none() {
             self.cq.watch_writable(self, wanted);
         }
+    }
+
+    /// Lends the memory of a key that the peer has used to it, where the two can share it. What misbehaves on purpose does so in
+    /// what goes through the ring.
+    fn lend(&self, key: &Arc<Key>) {
+        if let Some(wire) = self.wire.as_ref().filter(|_| self.ctx.faults.is_none()) {
+            key.lend(wire);
+        }
+    }
+
+    /// Through shared memory: whether the link, which was full, takes bytes again.
+    pub(super) fn unblocked(&self) -> bool {
+        self.writes_wait() && self.wire.as_ref().is_some_and(|wire| wire.has_room())
+    }
+
+    /// Through shared memory: has the peer tell when there is room; whether there is already.
+    fn await_room(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.starve())
     }
 
     /// Cuts the link without a goodbye.
@@ -483,6 +535,10 @@ impl QpShared {
             return;
         }
         let mut goodbye = Vec::new();
+        if let Some(wire) = &self.wire {
+            goodbye.extend_from_slice(&shm::END);
+            wire.close_all().iter().for_each(|key| key.forget(wire));
+        }
         if !lost {
             tx.rest_of_frame(&mut goodbye);
             let (ack, limit) = self.piggyback();

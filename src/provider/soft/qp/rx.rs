@@ -5,7 +5,6 @@ mod landing;
 mod responder;
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -13,6 +12,7 @@ use std::time::Instant;
 use self::landing::Failed;
 use self::landing::Landing;
 use super::super::keys::{Device, Key};
+use super::super::shm::CORRUPT;
 use super::super::wire::{ATOMIC_OPERANDS, FRAGMENT, HEADER, Header, Kind, flag};
 use super::QpShared;
 use super::queue::{ReceiveEntry, span};
@@ -217,6 +217,7 @@ impl Rx {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(driven),
                     io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::InvalidData if qp.wire.is_some() => return Err(CORRUPT.into()),
                     _ => return Err(Stop::Lost(error.to_string())),
                 },
             }
@@ -269,7 +270,7 @@ impl Rx {
         let room = if direct >= BULK || (direct == 0 && self.remaining == 0 && self.bulk) { HEADER } else { STAGING };
         scatter.push_bytes(&mut self.staging[held..room.max(held + 1)]);
         let asked = scatter.len();
-        let len = scatter.read(qp.socket.as_fd());
+        let len = qp.take_in(scatter);
         drop(pin);
         let len = len?;
         let placed = len.min(direct);
@@ -429,27 +430,30 @@ impl Rx {
     /// The result says whether more could be written.
     pub(super) fn settle(&mut self, qp: &QpShared, eager: bool) -> Result<bool, Stop> {
         let unsettled = std::mem::take(&mut self.unsettled);
-        self.take_news(qp)?;
         let pending = qp.ack_pending.load(Ordering::SeqCst);
         if !pending {
             self.unacked_messages = 0;
         }
         let overdue = self.unacked_messages > UNACKED_MESSAGES || self.unacked_bytes > UNACKED_BYTES;
         let ack = overdue || (eager && pending);
-        if !(unsettled || ack || self.refused.is_some()) {
+        if !(unsettled || ack || self.refused.is_some() || self.news.is_some()) {
             return Ok(false);
         }
         if ack {
             (self.unacked_messages, self.unacked_bytes) = (0, 0);
         }
         let mut tx = qp.tx.lock();
+        if let Some((ack, limit)) = self.news.take() {
+            tx.acknowledge(ack, limit)?;
+            qp.retire(&mut tx);
+        }
         if std::mem::take(&mut self.rnr_nak) {
             tx.rnr_nak = Some(self.expected);
         }
         if tx.refusal.is_none() {
             tx.refusal = self.refused;
         }
-        Ok(tx.flush(qp, ack))
+        Ok((ack || tx.has_work()) && tx.flush(qp, ack))
     }
 
     /// Gives up everything that names memory of a user; the receive of an unfinished message is the result.

@@ -1,12 +1,12 @@
 //! The sending half: the send queue, the responses owed to the peer, and what goes to the socket next.
 
+mod direct;
 mod framing;
 mod lifting;
 mod writing;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -225,6 +225,11 @@ impl Tx {
         }
         let mut budget = FLUSH_BYTES;
         while self.broken.is_none() && self.refusal_sent.is_none() && !self.failed {
+            if self.carry_out(qp, &mut budget) {
+                self.block(qp);
+                qp.cq.notify();
+                return true;
+            }
             if self.fill(qp) {
                 ack = false;
             }
@@ -244,7 +249,7 @@ impl Tx {
             if self.failed || !(self.lifts.is_empty() || self.await_payload(qp)) {
                 break;
             }
-            match self.write(qp.socket.as_fd()) {
+            match self.write(qp) {
                 Ok((taken, offered)) => {
                     budget = budget.saturating_sub(taken);
                     qp.sent.add(taken);
@@ -289,10 +294,10 @@ impl Tx {
     fn block(&mut self, qp: &QpShared) -> bool {
         self.blocked = true;
         if qp.writes_wait() {
-            return false;
+            return qp.await_room();
         }
         qp.want_writable(true);
-        true
+        qp.wire.is_none() || qp.await_room()
     }
 
     fn unblock(&mut self, qp: &QpShared) {
@@ -300,6 +305,16 @@ impl Tx {
         if qp.writes_wait() {
             qp.want_writable(false);
         }
+    }
+
+    /// Whether a [`flush`](Self::flush) might find something to frame or to write.
+    pub(super) fn has_work(&self) -> bool {
+        !self.frames.is_empty()
+            || !self.responses.is_empty()
+            || self.rnr_nak.is_some()
+            || self.refusal.is_some()
+            || self.next < self.base + self.sq.len() as u64
+            || !self.lifts.is_empty()
     }
 
     /// Asks the peer for a sign of life.

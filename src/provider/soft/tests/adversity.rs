@@ -15,7 +15,7 @@ fn victim(config: QpConfig) -> (Side, UnixStream) {
     let (ctx, pd, cq) = device(default_limits(), None);
     let agreed = Agreed { reads_started: 4, reads_served: 4, max_message: 1 << 20 };
     let token = ctx.shared.next_id();
-    let way = Way { socket: OwnedFd::from(socket), near: None };
+    let way = Way { socket: OwnedFd::from(socket), wire: None, near: None };
     let qp = Qp::establish(&ctx.shared, pd.id, &cq.shared, &config, agreed, way, token).unwrap();
     (Side::new(qp, cq, pd, ctx), peer)
 }

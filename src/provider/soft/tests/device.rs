@@ -12,7 +12,7 @@ use crate::provider::{Opcode, PostErrorKind};
 /// How the two ends know each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Road {
-    /// By sockets alone, as in two processes.
+    /// By a link alone, as in two processes.
     Apart(Link),
     /// As they do in one process, which they are in.
     Near,
@@ -20,8 +20,9 @@ enum Road {
 
 const UNIX: Road = Road::Apart(Link::Unix);
 const TCP: Road = Road::Apart(Link::Tcp);
-const APART: [Road; 2] = [UNIX, TCP];
-const ROADS: [Road; 3] = [UNIX, TCP, Road::Near];
+const SHM: Road = Road::Apart(Link::SharedMemory);
+const APART: [Road; 3] = [UNIX, TCP, SHM];
+const ROADS: [Road; 4] = [UNIX, TCP, SHM, Road::Near];
 
 impl std::fmt::Display for Road {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -9,7 +9,7 @@ use tokio::io::unix::AsyncFd;
 use super::*;
 use crate::error::CloseReason;
 
-fn readable(cq: &Cq, wait: Duration) -> bool {
+pub(super) fn readable(cq: &Cq, wait: Duration) -> bool {
     let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
     let fd = cq.fd();
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() > 0
@@ -17,7 +17,7 @@ fn readable(cq: &Cq, wait: Duration) -> bool {
 
 #[test]
 fn one_sided_requests_are_served_while_nobody_looks() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let (a, b) = pair(link);
         let exposed = Memory::pattern(&b, 1 << 20, 1);
         let grant = exposed.grant(&b, Access::all());
@@ -179,12 +179,14 @@ fn sleeping_in_tokio(link: Link, sender_sleeps: bool) {
 fn no_wake_up_of_a_receiver_is_lost() {
     sleeping_in_tokio(Link::Unix, false);
     sleeping_in_tokio(Link::Tcp, false);
+    sleeping_in_tokio(Link::SharedMemory, false);
 }
 
 #[test]
 fn no_wake_up_of_a_sender_is_lost() {
     sleeping_in_tokio(Link::Unix, true);
     sleeping_in_tokio(Link::Tcp, true);
+    sleeping_in_tokio(Link::SharedMemory, true);
 }
 
 #[test]

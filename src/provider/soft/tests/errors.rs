@@ -38,7 +38,7 @@ fn keys_are_enforced_by_the_responder() {
         (Access::all(), i64::MAX, 8),
         (Access::empty(), 0, 1),
     ];
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         for (access, offset, len) in cases {
             let (a, b) = pair(link);
             let exposed = Memory::new(&b, 64);
@@ -188,7 +188,7 @@ fn messages_longer_than_the_device_takes_fail_here() {
 
 #[test]
 fn a_revoked_key_ends_the_transfer_and_is_never_touched_again() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let mut caught = 0;
         for round in 0..10 {
             let (a, b) = pair(link);
@@ -227,7 +227,7 @@ fn a_revoked_key_ends_the_transfer_and_is_never_touched_again() {
 
 #[test]
 fn a_lost_peer_fails_everything_in_order() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let (a, b) = pair(link);
         let memory = Memory::new(&a, 64);
         for id in 0..32 {
@@ -246,7 +246,7 @@ fn a_lost_peer_fails_everything_in_order() {
 
 #[test]
 fn a_goodbye_is_told_from_a_lost_link() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let (a, b) = pair(link);
         let memory = Memory::new(&a, 1 << 20);
         let target = Memory::new(&b, 1 << 20);

@@ -66,7 +66,7 @@ fn a_receiver_that_is_never_ready_ends_the_sender() {
 
 #[test]
 fn many_pipelined_sends_reach_a_slow_receiver_in_order() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let (a, b) = pair(link);
         let (count, len) = (10_000u64, 1024);
         let (source, target) = (Memory::new(&a, 128 * len), Memory::new(&b, len));

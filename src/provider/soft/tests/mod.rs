@@ -8,6 +8,7 @@ mod flow;
 mod hostile;
 mod operations;
 mod setup;
+mod shm;
 mod speed;
 
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Context, Cq, Faults, Grant, Mr, Pd, Qp, default_limits};
+use super::{Context, Cq, Faults, Grant, LinkPolicy, Mr, Pd, Qp, default_limits};
 use crate::address::Address;
 use crate::error::WcStatus;
 use crate::memory::Access;
@@ -84,23 +85,29 @@ fn unix_path() -> PathBuf {
 
 fn address(link: Link) -> Address {
     match link {
-        Link::Unix => Address::Unix(unix_path()),
+        Link::Unix | Link::SharedMemory => Address::Unix(unix_path()),
         _ => "127.0.0.1:0".parse().unwrap(),
     }
 }
 
-fn device(limits: DeviceLimits, faults: Option<Faults>) -> (Context, Pd, Cq) {
-    let ctx = Context::open(limits, faults).unwrap();
+/// A device whose connections are links of this kind.
+fn device_for(link: Link, limits: DeviceLimits, faults: Option<Faults>) -> (Context, Pd, Cq) {
+    let links = if link == Link::SharedMemory { LinkPolicy::SharedMemory } else { LinkPolicy::Sockets };
+    let ctx = Context::open(limits, faults, links).unwrap();
     let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(1 << 16).unwrap());
     (ctx, pd, cq)
+}
+
+fn device(limits: DeviceLimits, faults: Option<Faults>) -> (Context, Pd, Cq) {
+    device_for(Link::Tcp, limits, faults)
 }
 
 impl Options {
     fn connect(self) -> (Side, Side) {
         let [limits_a, limits_b] = self.limits;
         let [faults_a, faults_b] = self.faults;
-        let (ctx_a, pd_a, cq_a) = device(limits_a, faults_a);
-        let (ctx_b, pd_b, cq_b) = device(limits_b, faults_b);
+        let (ctx_a, pd_a, cq_a) = device_for(self.link, limits_a, faults_a);
+        let (ctx_b, pd_b, cq_b) = device_for(self.link, limits_b, faults_b);
         let (a, b) = runtime().block_on(async {
             let acceptor = ctx_b.listen(&address(self.link)).await.unwrap();
             let connecting = ctx_a.connect(&pd_a, &cq_a, &self.configs[0], acceptor.local_address(), b"hi");

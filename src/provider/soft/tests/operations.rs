@@ -3,11 +3,11 @@
 use super::*;
 use crate::provider::Opcode;
 
-const BOTH: [Link; 2] = [Link::Unix, Link::Tcp];
+const ALL: [Link; 3] = [Link::Unix, Link::Tcp, Link::SharedMemory];
 
 #[test]
 fn sends_arrive_with_their_immediate() {
-    for link in BOTH {
+    for link in ALL {
         let (a, b) = pair(link);
         let source = Memory::pattern(&a, 100, 1);
         let target = Memory::new(&b, 200);
@@ -26,7 +26,7 @@ fn sends_arrive_with_their_immediate() {
 
 #[test]
 fn lists_are_gathered_and_scattered() {
-    for link in BOTH {
+    for link in ALL {
         let (a, b) = pair(link);
         let source = Memory::pattern(&a, 5000, 2);
         let target = Memory::new(&b, 6000);
@@ -42,7 +42,7 @@ fn lists_are_gathered_and_scattered() {
 
 #[test]
 fn writes_reads_and_atomics_reach_exposed_memory() {
-    for link in BOTH {
+    for link in ALL {
         let (a, b) = pair(link);
         let exposed = Memory::pattern(&b, 4096, 3);
         let before = exposed.all();
@@ -93,7 +93,7 @@ fn a_write_with_immediate_uses_a_receive_and_leaves_its_buffer_alone() {
 
 #[test]
 fn large_messages_arrive_whole() {
-    for link in BOTH {
+    for link in ALL {
         for len in [16 << 10, (1 << 20) + 1, 10 << 20] {
             let (a, b) = pair(link);
             let source = Memory::pattern(&a, len, 6);

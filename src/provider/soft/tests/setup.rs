@@ -10,8 +10,8 @@ use crate::error::{CloseReason, Error};
 /// Connects two fresh devices; the results of both sides.
 async fn meet(link: Link, faults: [Option<Faults>; 2]) -> [Result<(Qp, crate::provider::PeerInfo), Error>; 2] {
     let [faults_a, faults_b] = faults;
-    let (ctx_a, pd_a, cq_a) = device(default_limits(), faults_a);
-    let (ctx_b, pd_b, cq_b) = device(default_limits(), faults_b);
+    let (ctx_a, pd_a, cq_a) = device_for(link, default_limits(), faults_a);
+    let (ctx_b, pd_b, cq_b) = device_for(link, default_limits(), faults_b);
     let acceptor = ctx_b.listen(&address(link)).await.unwrap();
     let config = config();
     let connecting = ctx_a.connect(&pd_a, &cq_a, &config, acceptor.local_address(), b"");
@@ -24,7 +24,7 @@ async fn meet(link: Link, faults: [Option<Faults>; 2]) -> [Result<(Qp, crate::pr
 #[test]
 fn a_side_that_dies_during_setup_is_an_error_on_the_other() {
     runtime().block_on(async {
-        for link in [Link::Unix, Link::Tcp] {
+        for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
             let connector = [HandshakeStep::Connected, HandshakeStep::RequestSent, HandshakeStep::ReadySent];
             let listener = [HandshakeStep::Connected, HandshakeStep::RequestReceived, HandshakeStep::ReplySent];
             for step in connector {
@@ -207,7 +207,7 @@ fn a_rendezvous_turns_strangers_away_and_can_be_given_up() {
 
 #[test]
 fn a_link_is_cut_after_so_many_bytes() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let faults = Some(Faults::seeded(1).die_after_bytes(2500));
         let (a, b) = Options { link, faults: [faults, None], ..Options::default() }.connect();
         let (source, target) = (Memory::pattern(&a, 1000, 1), Memory::new(&b, 1000));

@@ -32,7 +32,7 @@ fn quickest(mut round: impl FnMut()) -> Duration {
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_a_ping_pong() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         for len in [8, 4096] {
             println!("{link} {len:>7} B: {:?} a round trip", ping_pong(link, len));
         }
@@ -53,7 +53,7 @@ fn best_rate(mut work: impl FnMut(usize)) -> f64 {
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_writes() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         for len in [64 << 10, 1 << 20] {
             let (a, b) = pair(link);
             let exposed = Memory::new(&b, len);
@@ -141,7 +141,7 @@ fn speed_of_bare_sockets() {
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_unattended_reads() {
-    for link in [Link::Unix, Link::Tcp] {
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
         let (a, b) = pair(link);
         let exposed = Memory::new(&b, 4096);
         let grant = exposed.grant(&b, Access::all());
@@ -155,5 +155,38 @@ fn speed_of_unattended_reads() {
             }
         });
         println!("{link}    4096 B: {time:?} an unattended read");
+    }
+}
+
+/// Small messages one after the other, as many as the queues hold at a time.
+#[test]
+#[ignore = "a measurement"]
+fn speed_of_pipelined_sends() {
+    const COUNT: u64 = 100_000;
+    for link in [Link::Unix, Link::Tcp, Link::SharedMemory] {
+        let (a, b) = pair(link);
+        let (source, target) = (Memory::new(&a, 8), Memory::new(&b, 8));
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        let times = (0..20).map(|_| {
+            let start = Instant::now();
+            let (mut posted, mut done, mut expected, mut came) = (0, 0, 0, 0);
+            while came < COUNT || done < COUNT {
+                while expected < COUNT && expected - came < 128 {
+                    b.receive(1, target.whole());
+                    expected += 1;
+                }
+                while posted < COUNT && posted - done < 64 && posted < expected {
+                    a.send(2, source.whole());
+                    posted += 1;
+                }
+                came += b.poll(&mut received) as u64;
+                done += a.poll(&mut sent) as u64;
+                received.clear();
+                sent.clear();
+            }
+            start.elapsed()
+        });
+        let best = times.min().unwrap_or_default();
+        println!("{link}       8 B: {:.2} M messages/s in one thread", COUNT as f64 / best.as_secs_f64() / 1e6);
     }
 }

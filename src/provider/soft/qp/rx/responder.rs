@@ -145,6 +145,7 @@ impl Rx {
                     self.refuse(WcStatus::RemoteAccess);
                     return Ok(false);
                 }
+                self.key.iter().for_each(|key| qp.lend(key));
             }
         }
         if header.kind == Kind::Send || imm.is_some() {
@@ -249,6 +250,7 @@ impl Rx {
                 return Ok(());
             }
         }
+        key.iter().for_each(|key| qp.lend(key));
         self.respond(qp, Body::Read { key, address: header.address, total: header.total, offset: 0 })
     }
 
@@ -264,6 +266,7 @@ impl Rx {
             return Ok(());
         }
         let key = qp.ctx.keys.find_remote(header.key, qp.pd, header.address, 8, Access::REMOTE_ATOMIC);
+        key.iter().for_each(|key| qp.lend(key));
         let [first, second] = [0, 8].map(|at| {
             let mut raw = [0; 8];
             raw.copy_from_slice(&self.operands[at..at + 8]);
@@ -332,8 +335,9 @@ impl Rx {
 
     fn request_done(&mut self, qp: &QpShared) {
         self.expected += 1;
-        qp.done.store(self.expected, Ordering::SeqCst);
-        qp.ack_pending.store(true, Ordering::SeqCst);
+        // In this order: whoever takes the flag acknowledges this.
+        qp.done.store(self.expected, Ordering::Release);
+        qp.ack_pending.store(true, Ordering::Release);
         self.unacked_messages += 1;
     }
 

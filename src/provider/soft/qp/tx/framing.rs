@@ -60,7 +60,8 @@ impl Tx {
 
     pub(super) fn frame(&mut self, qp: &QpShared, mut header: Header, payload: Payload, role: Role) {
         if qp.owes_ack() {
-            qp.ack_pending.store(false, Ordering::SeqCst);
+            // What was done before it was set is acknowledged here.
+            qp.ack_pending.swap(false, Ordering::AcqRel);
         }
         (header.ack, header.limit) = qp.piggyback();
         if self.careful {

@@ -1,7 +1,6 @@
 //! From frames to the socket.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -67,7 +66,7 @@ impl Tx {
     }
 
     /// One system call for all queued frames: how many bytes it took, and how many there were.
-    pub(super) fn write(&self, socket: BorrowedFd<'_>) -> io::Result<(usize, usize)> {
+    pub(super) fn write(&self, qp: &QpShared) -> io::Result<(usize, usize)> {
         let mut gather = Gather::new();
         // Memory of the peer's Reads stays pinned for this one call.
         let mut pins = SmallVec::<[_; 8]>::new();
@@ -120,7 +119,7 @@ impl Tx {
             }
         }
         let offered = gather.len();
-        let taken = gather.send(socket);
+        let taken = qp.transmit(gather);
         drop(pins);
         Ok((taken?, offered))
     }

@@ -1,0 +1,236 @@
+//! Lending regions to the peer, and using those that it lends.
+//!
+//! The owner of a region lends it when the peer first uses its key, which goes through the ring: it opens a slot and sends the
+//! region's file through the socket (SCM_RIGHTS, unix(7)). From then on the peer copies by itself. The same socket carries the end of
+//! the stream, so what goes through it before has a head of fixed size.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+use super::Wire;
+use super::window::{Grant, SLOTS, Window};
+use crate::memory::Access;
+use crate::memory::dma::Segment;
+use crate::provider::soft::keys::Key;
+
+/// Bytes of a message on the socket.
+const MESSAGE: usize = 64;
+const LENDS: u8 = 1;
+const ENDS: u8 = 2;
+
+/// What one look at the socket takes in.
+const MESSAGES: usize = 2 * SLOTS;
+
+/// What comes on the socket before the rest of the stream.
+pub(in super::super) const END: [u8; MESSAGE] = {
+    let mut message = [0; MESSAGE];
+    message[0] = ENDS;
+    message
+};
+
+/// The regions that this end has lent, by slot.
+#[derive(Debug, Default)]
+pub(super) struct Lent {
+    keys: [Option<Weak<Key>>; SLOTS],
+    number: u32,
+    /// The link has ended: nothing is lent any more.
+    over: bool,
+}
+
+impl Wire {
+    /// Opens a slot for a region and tells the peer; the slot. `None` when all are in use, or the socket is full: another time then.
+    pub(in super::super) fn lend(&self, key: &Arc<Key>, grant: Grant, memory: BorrowedFd<'_>) -> Option<usize> {
+        let mut lent = self.lent.lock();
+        let slot = lent.keys.iter().position(Option::is_none).filter(|_| !lent.over)?;
+        // Neither of the two that are no numbers.
+        lent.number = lent.number % (u32::MAX - 1) + 1;
+        let grant = Grant { slot: slot as u32, number: lent.number, ..grant };
+        self.memory.slot(self.direction, slot).open(grant.number);
+        if !self.tell(&grant.encode(), memory) {
+            self.memory.slot(self.direction, slot).close();
+            return None;
+        }
+        lent.keys[slot] = Some(Arc::downgrade(key));
+        Some(slot)
+    }
+
+    fn tell(&self, message: &[u8], attached: BorrowedFd<'_>) -> bool {
+        let Some(socket) = self.socket.get() else { return false };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&attached)));
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match sendmsg(socket, &[IoSlice::new(message)], &mut control, flags) {
+            Ok(sent) if sent == message.len() => {
+                if self.writer.count_message(self.memory.positions(self.direction)) {
+                    self.ring();
+                }
+                true
+            }
+            // A part of a message is as good as the end of the stream.
+            Ok(_) => {
+                self.cut();
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Closes a slot: the peer begins no further copy.
+    pub(in super::super) fn close(&self, slot: usize) {
+        self.memory.slot(self.direction, slot).close();
+    }
+
+    /// Waits for a copy that the peer had begun, and makes the slot free. A peer that does not come to an end of it loses the link.
+    pub(in super::super) fn take_back(&self, slot: usize) {
+        if !self.ends.load(Ordering::SeqCst) && !self.memory.slot(self.direction, slot).drain() {
+            self.cut();
+            return;
+        }
+        if let Some(place) = self.lent.lock().keys.get_mut(slot) {
+            *place = None;
+        }
+    }
+
+    /// The link has ended: closes all slots. The keys that were lent are the result.
+    pub(in super::super) fn close_all(&self) -> Vec<Arc<Key>> {
+        let mut lent = self.lent.lock();
+        lent.over = true;
+        (0..SLOTS).for_each(|slot| self.close(slot));
+        lent.keys.iter_mut().filter_map(|key| key.take()?.upgrade()).collect()
+    }
+
+    fn cut(&self) {
+        if let Some(socket) = self.socket.get() {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Whether the peer says that something came through the socket.
+    pub(in super::super) fn has_messages(&self) -> bool {
+        self.reader.has_messages(self.memory.positions(1 - self.direction))
+    }
+
+    /// Takes in what came through the socket.
+    pub(in super::super) fn hear(&self) {
+        let Some(socket) = self.socket.get() else { return };
+        let mut windows = self.windows.lock();
+        self.reader.hear(self.memory.positions(1 - self.direction));
+        for _ in 0..MESSAGES {
+            if self.ends.load(Ordering::SeqCst) {
+                return;
+            }
+            let mut message = [0; MESSAGE];
+            match receive(socket.as_fd(), &mut message) {
+                Ok((MESSAGE, Some(memory))) if message[0] == LENDS => {
+                    // One that cannot be mapped is used through the ring, as before.
+                    if let Ok(window) = Window::map(Grant::parse(&message), &memory) {
+                        windows.retain(|other| other.grant.slot != window.grant.slot);
+                        windows.push(Arc::new(window));
+                        self.has_windows.store(true, Ordering::Relaxed);
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                // The end, of the stream or of the socket. What else comes is no part of the stream, which then ends too.
+                _ => self.end(),
+            }
+        }
+    }
+
+    /// Uses memory that the peer has lent; `None` if it has not, or not any more, and then nothing was done.
+    pub(in super::super) fn within<T>(
+        &self,
+        (rkey, needed): (u32, Access),
+        (address, len): (u64, usize),
+        then: impl FnOnce(Segment) -> T,
+    ) -> Option<T> {
+        if !self.has_windows.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut windows = self.windows.lock();
+        let (at, place) = windows
+            .iter()
+            .enumerate()
+            .find_map(|(at, window)| Some((at, window.place(rkey, needed, address, len)?)))?;
+        let grant = &windows[at].grant;
+        let slot = self.memory.slot(1 - self.direction, grant.slot as usize);
+        let done = slot.enter(grant.number, || then(place));
+        if done.is_none() {
+            windows.swap_remove(at);
+            self.has_windows.store(!windows.is_empty(), Ordering::Relaxed);
+        }
+        done
+    }
+}
+
+impl Grant {
+    fn encode(&self) -> [u8; MESSAGE] {
+        let mut out = [0; MESSAGE];
+        out[0] = LENDS;
+        for (at, word) in [(4, self.slot), (8, self.number), (12, self.rkey), (16, self.access.bits())] {
+            out[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        for (at, word) in [(24, self.address), (32, self.len), (40, self.offset)] {
+            out[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    fn parse(raw: &[u8; MESSAGE]) -> Self {
+        let short = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
+        let long = |at: usize| u64::from(short(at)) | u64::from(short(at + 4)) << 32;
+        Self {
+            slot: short(4),
+            number: short(8),
+            rkey: short(12),
+            access: Access::from_bits_truncate(short(16)),
+            address: long(24),
+            len: long(32),
+            offset: long(40),
+        }
+    }
+}
+
+fn receive(socket: BorrowedFd<'_>, message: &mut [u8]) -> Result<(usize, Option<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let read = recvmsg(socket, &mut [IoSliceMut::new(message)], &mut control, flags)?;
+    let mut attached = None;
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = part {
+            attached = descriptors.last().or(attached);
+        }
+    }
+    Ok((read.bytes, attached))
+}
+
+#[cfg(all(test, not(rdma_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grants_survive_the_round_trip() {
+        let grant = Grant {
+            slot: 31,
+            number: u32::MAX,
+            rkey: 0xdead_beef,
+            access: Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            address: u64::MAX - 5,
+            len: 1 << 40,
+            offset: 4095,
+        };
+        assert_eq!(Grant::parse(&grant.encode()), grant);
+        assert_ne!(grant.encode()[0], END[0]);
+    }
+}

@@ -1,0 +1,192 @@
+//! The link through shared memory: the wire of a queue pair whose peer runs on this host, for the same user.
+//!
+//! It carries the stream of frames that a socket carries otherwise, so everything above it is the same: order, keys, RNR, retries,
+//! flushing. The bytes go through two rings in memory that both ends have mapped ([`segment`]), and no system call is made
+//! while both look; one who sleeps is woken through a descriptor that its completion queue's epoll watches (the bell).
+//!
+//! The socket through which the link was agreed on stays open, and has two uses. Its end is the end of the peer's process. And the
+//! last bytes of a stream, a goodbye, go through it: once it is readable, what lies in the ring is read first, and then the socket.
+//!
+//! **Whom it trusts.** Both ends belong to the same user (`SO_PEERCRED`, compared with the effective user id, see unix(7)), who can stop
+//! and inspect either process anyway (kill(2), ptrace(2)). Still nothing that a peer does to the memory can make this side crash, read
+//! what is not the peer's, or wait for good: positions are checked where they are read ([`ring`]), bytes are copied before they
+//! are parsed, and the size of the memory cannot change.
+#![allow(unsafe_code)]
+
+mod lending;
+mod offer;
+mod policy;
+mod ring;
+mod segment;
+mod window;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+pub(super) use self::lending::END;
+use self::lending::Lent;
+pub(super) use self::offer::{
+    Agreement, DECLINED, OFFERED, Place, Side, Socket, offer, place, reason, receive, send, take_up, take_up_beside,
+};
+pub use self::policy::LinkPolicy;
+use self::ring::{Corrupt, Reader, Writer};
+use self::segment::Mapping;
+pub(super) use self::window::Grant;
+use self::window::Window;
+use crate::memory::dma::{Gather, Scatter};
+use crate::sync::Mutex;
+
+/// One end of a link.
+#[derive(Debug)]
+pub(super) struct Wire {
+    memory: Mapping,
+    /// Which of the two directions this end writes; it reads the other one.
+    direction: usize,
+    writer: Writer,
+    reader: Reader,
+    /// Wakes the peer.
+    bell: OwnedFd,
+    /// The socket is readable: the stream ends there.
+    ends: AtomicBool,
+    /// This end waits for room.
+    starving: AtomicBool,
+    /// Through which regions are lent.
+    socket: OnceLock<Arc<OwnedFd>>,
+    lent: Mutex<Lent>,
+    /// What the peer has lent.
+    windows: Mutex<Vec<Arc<Window>>>,
+    has_windows: AtomicBool,
+}
+
+impl Wire {
+    fn new(memory: BorrowedFd<'_>, bell: OwnedFd, direction: usize) -> io::Result<Self> {
+        let memory = Mapping::of(memory)?;
+        let (writer, reader) = (Writer::default(), Reader::default());
+        Ok(Self {
+            memory,
+            direction,
+            writer,
+            reader,
+            bell,
+            ends: AtomicBool::new(false),
+            starving: AtomicBool::new(false),
+            socket: OnceLock::new(),
+            lent: Mutex::default(),
+            windows: Mutex::default(),
+            has_windows: AtomicBool::new(false),
+        })
+    }
+
+    /// Tells which socket the link belongs to.
+    pub(super) fn with_socket(self, socket: &Arc<OwnedFd>) -> Self {
+        let _ = self.socket.set(Arc::clone(socket));
+        self
+    }
+
+    /// Whether the peer has lent anything.
+    pub(super) fn lends(&self) -> bool {
+        self.has_windows.load(Ordering::Relaxed)
+    }
+
+    /// Takes as many bytes as there is room for. Only under the lock of the queue pair's sending half.
+    pub(super) fn send(&self, gather: &Gather<'_>) -> io::Result<usize> {
+        let shared = self.memory.positions(self.direction);
+        let (at, room) = self.writer.room(shared)?;
+        if room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.starving.store(false, Ordering::Relaxed);
+        let len = gather.copy_to(self.memory.bytes(self.direction, at, room));
+        if self.writer.publish(shared, len) {
+            self.ring();
+        }
+        Ok(len)
+    }
+
+    /// Gives what has come, as far as there are places for it; 0 at the end of the stream. Only under the lock of the queue pair's
+    /// receiving half.
+    pub(super) fn read(&self, scatter: Scatter<'_>, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let direction = 1 - self.direction;
+        let shared = self.memory.positions(direction);
+        // Before looking: what was written before the socket's end is in the ring by then.
+        let ends = self.ends.load(Ordering::SeqCst);
+        let (at, ready) = self.reader.ready(shared)?;
+        if ready == 0 {
+            return if ends { scatter.read(socket) } else { Err(io::ErrorKind::WouldBlock.into()) };
+        }
+        let len = scatter.copy_from(self.memory.bytes(direction, at, ready));
+        if self.reader.release(shared, len) {
+            self.ring();
+        }
+        Ok(len)
+    }
+
+    /// Whether there is something to [`read`](Self::read), if only an error.
+    pub(super) fn has_news(&self) -> bool {
+        let ready = self.reader.ready(self.memory.positions(1 - self.direction));
+        !matches!(ready, Ok((_, 0))) || self.has_messages() || self.ends.load(Ordering::Relaxed)
+    }
+
+    /// Whether [`send`](Self::send) would take a byte, or fail.
+    pub(super) fn has_room(&self) -> bool {
+        !matches!(self.writer.room(self.memory.positions(self.direction)), Ok((_, 0)))
+    }
+
+    /// Has the peer ring when it has sent something. Afterwards comes a full fence, and then another look.
+    pub(super) fn sleep(&self) {
+        self.reader.sleep(self.memory.positions(1 - self.direction));
+    }
+
+    /// Has the peer ring when it has made room; whether it has already.
+    pub(super) fn starve(&self) -> bool {
+        self.starving.store(true, Ordering::Relaxed);
+        self.writer.starve(self.memory.positions(self.direction));
+        self.has_room()
+    }
+
+    /// Whether this end waits for room, or did not long ago.
+    pub(super) fn is_starving(&self) -> bool {
+        self.starving.load(Ordering::Relaxed)
+    }
+
+    /// The socket has become readable.
+    fn end(&self) {
+        self.ends.store(true, Ordering::SeqCst);
+    }
+
+    fn ring(&self) {
+        // Fails when its counter is full, and then the peer has been woken more often than anybody can count.
+        let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
+    }
+}
+
+/// Between [`Wire::sleep`] and the look after it, once for any number of links.
+pub(super) fn settle() {
+    fence(Ordering::SeqCst);
+}
+
+impl From<Corrupt> for io::Error {
+    fn from(_: Corrupt) -> Self {
+        io::Error::new(io::ErrorKind::InvalidData, CORRUPT)
+    }
+}
+
+/// What closes a queue pair whose peer scribbles over the ring.
+pub(super) const CORRUPT: &str = "a position in the link's shared memory makes no sense";
+
+#[cfg(test)]
+impl Wire {
+    /// Both ends of a link that nobody negotiated; each rings the bell that it is given.
+    pub(super) fn pair(bells: [OwnedFd; 2]) -> [Self; 2] {
+        let memory = segment::create().unwrap();
+        let [first, second] = bells;
+        [(first, 0), (second, 1)].map(|(bell, direction)| Self::new(memory.as_fd(), bell, direction).unwrap())
+    }
+
+    /// Puts a word anywhere into the shared memory, as a peer could.
+    pub(super) fn scribble(&self, at: usize, word: u64) {
+        self.memory.scribble(at, word);
+    }
+}

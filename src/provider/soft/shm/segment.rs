@@ -1,0 +1,152 @@
+//! The memory of a link: a memfd that both ends have mapped, of a size that neither can change any more.
+//!
+//! ```text
+//! 0        positions of the ring that the accepting end writes
+//! 1 KiB    positions of the ring that the connecting end writes
+//! 4 KiB    slots of what the accepting end lends, then of what the connecting end does
+//! 8 KiB    the former's bytes, then the latter's
+//! ```
+//!
+//! Invariant of [`Mapping`]: `LEN` bytes at `base` are mapped for reading and writing until it is dropped. The descriptor's size was
+//! sealed before it was compared with `LEN`, so that no access beyond the end of the file (`SIGBUS`) is possible.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+
+use super::ring::{RING, Shared};
+use super::window::{SLOTS, Slot};
+use crate::memory::dma::Segment;
+use crate::memory::pages::file;
+
+const LENT: usize = 4096;
+const RINGS: usize = 8192;
+const LEN: usize = RINGS + 2 * RING;
+const POSITIONS: usize = 1024;
+const _: () = assert!(2 * SLOTS * size_of::<Slot>() <= RINGS - LENT);
+const _: () = assert!(size_of::<Shared>() <= POSITIONS && align_of::<Shared>() <= POSITIONS);
+
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+}
+
+// SAFETY: an address of memory that any thread may use; what it is used for are atomics and copies.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// A fresh segment, all zero, for [`Mapping::of`] and for the peer.
+pub(super) fn create() -> io::Result<OwnedFd> {
+    file("tokio-rdma link", LEN)
+}
+
+impl Mapping {
+    /// Maps a segment that this end made, or that a peer says it made.
+    pub(super) fn of(memory: BorrowedFd<'_>) -> io::Result<Self> {
+        // First the seals: what they say of the size holds from then on. A descriptor that is no memfd has none to ask for.
+        let sealed = fcntl_get_seals(memory)?.contains(SealFlags::SHRINK | SealFlags::GROW);
+        if !sealed || fstat(memory)?.st_size != LEN as i64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the link's memory is not sealed to its size"));
+        }
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), LEN, rights, libc::MAP_SHARED, memory.as_fd().as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base })
+    }
+
+    /// The positions of a direction (0 or 1).
+    pub(super) fn positions(&self, direction: usize) -> &Shared {
+        let at = self.base.as_ptr().wrapping_add(direction.min(1) * POSITIONS).cast::<Shared>();
+        // SAFETY: inside of the mapping and aligned, since the base is a page's; mapped while `self` is borrowed. It consists of
+        // atomics, for which every bit pattern is valid, and is used as nothing else at this end. The peer may change it at any
+        // time, as atomics allow.
+        unsafe { &*at }
+    }
+
+    /// A slot of what the end lends that writes this direction.
+    pub(super) fn slot(&self, direction: usize, slot: usize) -> &Slot {
+        let index = direction.min(1) * SLOTS + slot.min(SLOTS - 1);
+        let at = self.base.as_ptr().wrapping_add(LENT + index * size_of::<Slot>()).cast::<Slot>();
+        // SAFETY: as above.
+        unsafe { &*at }
+    }
+
+    /// `len` bytes of a direction's ring from `at` on: to the end, and from the beginning on. Not more than there are.
+    pub(super) fn bytes(&self, direction: usize, at: usize, len: usize) -> [Segment; 2] {
+        let ring = Segment::new(self.base.as_ptr().wrapping_add(RINGS + direction.min(1) * RING), RING);
+        let (at, len) = (at.min(RING), len.min(RING));
+        let first = len.min(RING - at);
+        let part = |at, len| ring.slice(at, len).unwrap_or(Segment::new(std::ptr::null_mut(), 0));
+        [part(at, first), part(0, len - first)]
+    }
+}
+
+#[cfg(test)]
+impl Mapping {
+    /// Writes a word at a place, round and round.
+    pub(super) fn scribble(&self, at: usize, word: u64) {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let place = self.base.as_ptr().wrapping_add(at / 8 * 8 % LEN).cast::<u64>();
+        // SAFETY: aligned and inside of the mapping, whose length is a multiple of 8.
+        unsafe { AtomicU64::from_ptr(place) }.store(word, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of` with this length, and no borrow of it is left. That it fails, for want of memory for the
+        // kernel's books, leaves it mapped, which harms nobody.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), LEN) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_sealed_to_its_size_is_mapped() {
+        let memfd = |len: u64, seals: SealFlags| {
+            let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&memory, len).unwrap();
+            fcntl_add_seals(&memory, seals).unwrap();
+            Mapping::of(memory.as_fd()).is_ok()
+        };
+        let both = SealFlags::SHRINK | SealFlags::GROW;
+        assert!(memfd(LEN as u64, both));
+        assert!(!memfd(LEN as u64, SealFlags::SHRINK) && !memfd(LEN as u64, SealFlags::GROW));
+        assert!(!memfd(LEN as u64 - 1, both) && !memfd(LEN as u64 + 1, both) && !memfd(0, both));
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        assert!(Mapping::of(file.as_fd()).is_err());
+        let memory = create().unwrap();
+        assert!(Mapping::of(memory.as_fd()).is_ok() && ftruncate(&memory, 1).is_err());
+    }
+
+    #[test]
+    fn both_ends_see_the_same_bytes_and_the_directions_do_not_overlap() {
+        let memory = create().unwrap();
+        let (here, there) = (Mapping::of(memory.as_fd()).unwrap(), Mapping::of(memory.as_fd()).unwrap());
+        for direction in [0, 1] {
+            let [end, start] = here.bytes(direction, RING - 3, 8);
+            assert_eq!((end.len(), start.len()), (3, 5));
+            end.copy_from(&[1 + direction as u8; 3]);
+            start.copy_from(&[11 + direction as u8; 5]);
+        }
+        for direction in [0, 1] {
+            let mut bytes = Vec::new();
+            there.bytes(direction, RING - 4, 10).iter().for_each(|part| part.append_to(&mut bytes));
+            let (end, start) = (1 + direction as u8, 11 + direction as u8);
+            assert_eq!(bytes, [0, end, end, end, start, start, start, start, start, 0]);
+        }
+    }
+}

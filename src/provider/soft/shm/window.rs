@@ -1,0 +1,267 @@
+//! Memory of one end that the other one has mapped, and may use without asking while its slot says so.
+//!
+//! A slot is two words in the link's shared memory: `state`, which the owner of the memory writes, and `busy`, which the other end sets
+//! while it copies. The other end says that it is busy and then looks at the state; the owner revokes and then looks whether the
+//! other end is busy. With a full fence between the two on either side, one of them sees the other: either nothing is copied, or the
+//! owner waits until it is. An owner that gives up waiting says so and then looks once more; the other end, when it is done, says that
+//! and then looks whether it was given up. So it never takes for done what the owner went on without.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+
+use crate::memory::Access;
+use crate::memory::dma::Segment;
+use crate::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Slots in each direction: so many regions of a peer are used directly at a time, and any further ones through the ring.
+pub(super) const SLOTS: usize = 32;
+
+/// For so long an owner waits for a copy of at most [`CHUNK`] to end. One that takes longer is of a process that was stopped.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The state of a slot that opens nothing.
+const CLOSED: u32 = 0;
+/// Closed, and whoever was busy then is waited for no longer. All other states are the number of a grant.
+const GIVEN_UP: u32 = u32::MAX;
+
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    state: AtomicU32,
+    busy: AtomicU32,
+}
+
+impl Slot {
+    /// The owner opens it, under a number that is not 0.
+    pub(super) fn open(&self, number: u32) {
+        self.state.store(number, Ordering::SeqCst);
+    }
+
+    /// The owner closes it. Whoever is busy may be so a little longer.
+    pub(super) fn close(&self) {
+        self.state.store(CLOSED, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// After closing: waits until nobody is busy. `false`: somebody is for too long, and what it copies does not count.
+    pub(super) fn drain(&self) -> bool {
+        self.drains() || self.give_up()
+    }
+
+    fn give_up(&self) -> bool {
+        self.state.store(GIVEN_UP, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.busy.load(Ordering::Acquire) == 0
+    }
+
+    fn drains(&self) -> bool {
+        let mut since = None;
+        let mut spins = 0;
+        while self.busy.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins < 100 {
+                std::hint::spin_loop();
+            } else if since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                return false;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        true
+    }
+
+    /// The other end uses the memory, if the slot is open under this number. `None`: it was not, or what was done does not count.
+    pub(super) fn enter<T>(&self, number: u32, then: impl FnOnce() -> T) -> Option<T> {
+        self.busy.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let done = (self.state.load(Ordering::Relaxed) == number).then(then);
+        self.busy.store(0, Ordering::Release);
+        fence(Ordering::SeqCst);
+        done.filter(|_| self.state.load(Ordering::Relaxed) != GIVEN_UP)
+    }
+}
+
+/// What the owner tells of a region, beside its descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Grant {
+    pub slot: u32,
+    pub number: u32,
+    pub rkey: u32,
+    pub access: Access,
+    /// The owner's address of the first byte that is granted, and how many there are.
+    pub address: u64,
+    pub len: u64,
+    /// Where in the file that byte is.
+    pub offset: u64,
+}
+
+/// A peer's region, mapped here.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) grant: Grant,
+    base: NonNull<u8>,
+    mapped: usize,
+}
+
+// SAFETY: an address of memory that any thread may use; it is copied from and to, or used as atomics.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// Maps a region, read-only if that is all that was granted.
+    pub(super) fn map(grant: Grant, memory: &OwnedFd) -> io::Result<Self> {
+        let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+        let end = grant.offset.checked_add(grant.len).ok_or_else(|| wrong("a region that wraps around"))?;
+        let sealed = fcntl_get_seals(memory)?.contains(SealFlags::SHRINK | SealFlags::GROW);
+        let size = u64::try_from(fstat(memory)?.st_size).unwrap_or(0);
+        if !sealed
+            || end > size
+            || grant.len == 0
+            || grant.slot as usize >= SLOTS
+            || [CLOSED, GIVEN_UP].contains(&grant.number)
+        {
+            return Err(wrong("a region that is not in its memory"));
+        }
+        let mapped = usize::try_from(size).map_err(|_| wrong("a region larger than the address space"))?;
+        let writes = grant.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let rights = if writes { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), mapped, rights, libc::MAP_SHARED, memory.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { grant, base, mapped })
+    }
+
+    /// The bytes that the owner knows at `address`, if they and the rights were granted.
+    pub(super) fn place(&self, rkey: u32, needed: Access, address: u64, len: usize) -> Option<Segment> {
+        let grant = &self.grant;
+        if grant.rkey != rkey || !grant.access.contains(needed) {
+            return None;
+        }
+        let within = address.checked_sub(grant.address)?;
+        if within > grant.len || len as u64 > grant.len - within {
+            return None;
+        }
+        // Both fit, since the end of the grant is inside of what is mapped.
+        Segment::new(self.base.as_ptr(), self.mapped).slice((grant.offset + within) as usize, len)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; nobody uses it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+#[cfg(all(test, not(rdma_loom)))]
+mod tests {
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_granted_is_in_the_window() {
+        let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&memory, 8192).unwrap();
+        let grant = Grant {
+            slot: 1,
+            number: 5,
+            rkey: 77,
+            access: Access::REMOTE_READ,
+            address: 0x10_0100,
+            len: 4096,
+            offset: 0x100,
+        };
+        assert!(Window::map(grant, &memory).is_err(), "it is not sealed");
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        for wrong in [
+            Grant { len: 8192, ..grant },
+            Grant { offset: u64::MAX, ..grant },
+            Grant { len: 0, ..grant },
+            Grant { slot: SLOTS as u32, ..grant },
+            Grant { number: 0, ..grant },
+            Grant { number: u32::MAX, ..grant },
+        ] {
+            assert!(Window::map(wrong, &memory).is_err(), "{wrong:?}");
+        }
+        let window = Window::map(grant, &memory).unwrap();
+        let place = |rkey, needed, address, len| window.place(rkey, needed, address, len).is_some();
+        assert!(place(77, Access::REMOTE_READ, 0x10_0100, 4096) && place(77, Access::REMOTE_READ, 0x10_1100, 0));
+        assert!(!place(77, Access::REMOTE_READ, 0x10_0100, 4097) && !place(77, Access::REMOTE_READ, 0x10_0000, 8));
+        assert!(!place(77, Access::REMOTE_READ, u64::MAX, 8) && !place(77, Access::REMOTE_READ, 0x10_1101, 0));
+        assert!(!place(76, Access::REMOTE_READ, 0x10_0100, 8) && !place(77, Access::REMOTE_WRITE, 0x10_0100, 8));
+    }
+
+    #[test]
+    fn a_closed_slot_lets_nobody_in_and_one_who_stays_is_not_waited_for_for_good() {
+        let slot = Slot::default();
+        assert_eq!(slot.enter(7, || ()), None);
+        slot.open(7);
+        assert_eq!((slot.enter(7, || 1), slot.enter(8, || 1)), (Some(1), None));
+        slot.close();
+        assert!(slot.enter(7, || ()).is_none() && slot.drain());
+        slot.open(9);
+        assert!(slot.enter(9, || slot.busy.load(Ordering::Relaxed)) == Some(1));
+        // Closed and given up in the middle.
+        assert_eq!(slot.enter(9, || (slot.close(), assert!(!slot.drain()))), None);
+    }
+}
+
+/// Every interleaving: `RUSTFLAGS="--cfg rdma_loom" cargo test --lib loom_`.
+#[cfg(all(test, rdma_loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn loom_what_counts_for_one_end_counts_for_the_other() {
+        loom::model(|| {
+            let shared = Arc::new((Slot::default(), UnsafeCell::new(0)));
+            shared.0.open(7);
+            let theirs = shared.clone();
+            let copying = loom::thread::spawn(move || {
+                let (slot, memory) = &*theirs;
+                slot.enter(7, || memory.with_mut(|byte| unsafe { *byte = 1 })).is_some()
+            });
+            let (slot, memory) = &*shared;
+            slot.close();
+            // Without patience.
+            let drained = slot.busy.load(Ordering::Acquire) == 0 || slot.give_up();
+            let found = if drained { memory.with(|byte| unsafe { *byte }) } else { 0 };
+            let counted = copying.join().unwrap();
+            assert!(!counted || (drained && found == 1));
+        });
+    }
+
+    #[test]
+    fn loom_nothing_is_copied_after_a_slot_was_closed_and_drained() {
+        loom::model(|| {
+            let shared = Arc::new((Slot::default(), UnsafeCell::new(0)));
+            shared.0.open(7);
+            let theirs = shared.clone();
+            let copying = loom::thread::spawn(move || {
+                let (slot, memory) = &*theirs;
+                slot.enter(7, || memory.with_mut(|byte| unsafe { *byte = 1 }));
+            });
+            let (slot, memory) = &*shared;
+            slot.close();
+            // As `drain`, whose patience is of real time.
+            while slot.busy.load(Ordering::Acquire) != 0 {
+                loom::thread::yield_now();
+            }
+            memory.with_mut(|byte| unsafe { *byte = 2 });
+            copying.join().unwrap();
+            assert_eq!(memory.with(|byte| unsafe { *byte }), 2);
+        });
+    }
+}
