@@ -38,6 +38,8 @@ pub fn miri(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
 }
 
 const NO_GPU: &str = "gpu: its stand-in checks uses of memory itself, in the step test only";
+const NOT_TWICE: &str =
+    "conformance over TCP, topology, doctor: TCP does with memory what Unix sockets do, the others have no unsafe code";
 const NO_COUNTS: &str = "allocations: a sanitizer allocates by itself, so they are counted in the step test only";
 
 pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
@@ -59,7 +61,7 @@ pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
         // It stops all threads by way of ptrace, which some containers and all debuggers prevent.
         let tests = rust::test_library(tools, &nightly, "sanitizer", with("detect_leaks=0"))?;
         let mut outcome = Outcome::passed_with(format!("{} tests", tests));
-        outcome.skips.extend([NO_COUNTS, NO_GPU].map(Into::into));
+        outcome.skips.extend([NO_COUNTS, NO_GPU, NOT_TWICE].map(Into::into));
         outcome.skips.push("leaks: the leak sanitizer cannot trace threads here".into());
         return Ok(outcome);
     }
@@ -68,7 +70,7 @@ pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     }
     let tests = rust::test_library(tools, &nightly, "sanitizer", with("detect_leaks=1"))?;
     let mut outcome = Outcome::passed_with(format!("{} tests, leaks included", tests));
-    outcome.skips.extend([NO_COUNTS, NO_GPU].map(Into::into));
+    outcome.skips.extend([NO_COUNTS, NO_GPU, NOT_TWICE].map(Into::into));
     Ok(outcome)
 }
 
