@@ -117,10 +117,14 @@ impl CompletionQueue {
         }
     }
 
-    /// After posting without a look: what may be done already is found by the driver.
+    /// After posting one-sided operations without waiting for them: finds those that are done already. A driver that sleeps
+    /// is woken only if there is more to do.
     pub(crate) fn follow_up(&self) {
-        if self.device.lives_in_memory() {
-            self.kick.wake();
+        if self.device.lives_in_memory() && !self.kick.awake() {
+            let looked = self.look_unless_busy().is_some();
+            if !looked || self.device.take_worked() {
+                self.kick.wake();
+            }
         }
     }
 
