@@ -314,6 +314,7 @@ impl QueuePair {
         let posted = if scratch.is_empty() { Ok(()) } else { self.device.post_send(&scratch) };
         scratch.clear();
         drop(scratch);
+        self.queue().follow_up();
         self.send.return_places(places - members.len());
         match posted {
             Ok(()) => (members.len(), None),

@@ -117,6 +117,17 @@ impl CompletionQueue {
         }
     }
 
+    /// After posting one-sided operations without waiting for them: finds those that are done already. A driver that sleeps
+    /// is woken only if there is more to do.
+    pub(crate) fn follow_up(&self) {
+        if self.device.lives_in_memory() && !self.kick.awake() {
+            let looked = self.look_unless_busy().is_some();
+            if !looked || self.device.take_worked() {
+                self.kick.wake();
+            }
+        }
+    }
+
     pub(crate) fn device(&self) -> &provider::Cq {
         &self.device
     }
@@ -178,10 +189,12 @@ impl CompletionQueue {
 
     /// Takes what is there, unless somebody else is at it. Returns the number of completions found.
     pub(crate) fn look(&self) -> usize {
-        match self.dispatcher.try_lock() {
-            Some(dispatcher) => self.dispatch(dispatcher, BATCHES_PER_LOOK),
-            None => 0,
-        }
+        self.look_unless_busy().unwrap_or(0)
+    }
+
+    /// The same; `None` when somebody else is at it.
+    pub(crate) fn look_unless_busy(&self) -> Option<usize> {
+        Some(self.dispatch(self.dispatcher.try_lock()?, BATCHES_PER_LOOK))
     }
 
     /// Like [`look`](Self::look), but waits for somebody else's look to end first. After arming the queue nothing less will do:

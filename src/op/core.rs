@@ -286,7 +286,12 @@ impl Op {
     /// Posts now, without waiting for a slot.
     pub(crate) fn try_post(&mut self) -> Result<(), Error> {
         match self.advance(None) {
-            Poll::Ready(result) => result,
+            Poll::Ready(result) => {
+                if self.verb.remote().is_some() {
+                    self.pair.queue().follow_up();
+                }
+                result
+            }
             Poll::Pending => {
                 let depth = self.pair.table(self.verb.side()).depth();
                 Err(Error::QueueFull { operation: self.verb.operation(), depth })
@@ -503,6 +508,9 @@ fn poll_waiting(queue: &CompletionQueue, table: &Table<AnyBuffer>, key: Key, cx:
     done
 }
 
+/// So often somebody else's look may be in the way, each of some tens of nanoseconds, before that is left to find what is done.
+const OTHERS_LOOKS: usize = 32;
+
 /// Leaves looking to the driver while that is awake, unless the operation may be `done_already` and a look costs little.
 #[inline(never)]
 fn poll_driven(
@@ -517,15 +525,25 @@ fn poll_driven(
         if !done_already {
             return Poll::Pending;
         }
-        queue.look();
-        return table.poll_done(key, None);
+        // A driver on another CPU is at it most of the time, for a moment each. What it finds is found.
+        for _ in 0..OTHERS_LOOKS {
+            let looked = queue.look_unless_busy().is_some();
+            let done = table.poll_done(key, None);
+            if looked || done.is_ready() {
+                return done;
+            }
+            std::hint::spin_loop();
+        }
+        return Poll::Pending;
     }
     let mut done = table.poll_done(key, Some(cx));
     if done.is_pending() && !queue.kick.awake() {
         queue.look();
         done = table.poll_done(key, None);
-        // Somebody must go on looking, and follow up on what was found.
-        queue.kick.wake();
+        // Somebody must go on looking, and follow up on what was found, unless that was this operation alone.
+        if !(done_already && done.is_ready() && !queue.device().take_worked()) {
+            queue.kick.wake();
+        }
     }
     done
 }

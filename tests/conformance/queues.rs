@@ -40,8 +40,8 @@ async fn ten_thousand_writes_through_eight_slots(rig: Rig) {
         (COUNT as u64, 0, 0, 0, 0)
     );
     assert!(stats.peak_in_flight <= 8, "never more than there are slots: {stats:?}");
-    // Soft-RoCE has finished most of them by the time that they are posted.
-    if !rig.on_nic() {
+    // Soft-RoCE has finished most of them by the time that they are posted, and so has this side where it writes by itself.
+    if !rig.on_nic() && stats.direct == 0 {
         assert_eq!(stats.peak_in_flight, 8, "all slots are used");
         assert!((1..=COUNT as u64 - 8).contains(&stats.slot_waits), "{} had to wait", stats.slot_waits);
     }

@@ -30,10 +30,6 @@ impl QpShared {
         }
         drop(tx);
         self.cq.want_attention();
-        if self.wire.is_some() {
-            // What was done at once is told of at once.
-            self.cq.signal();
-        }
         self.check_doom();
         result
     }
