@@ -65,6 +65,7 @@
 //!
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
+//! - `futures-io`: the `AsyncRead` and `AsyncWrite` of the futures crate for [`RdmaStream`], which has tokio's in any case.
 //! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`] and [`QueuePairEndpoint`].
 #![deny(unsafe_code)]
 #![doc(test(attr(deny(warnings), allow(dead_code))))]
@@ -86,6 +87,7 @@ mod memory;
 pub mod op;
 mod provider;
 pub mod soft;
+pub mod stream;
 mod sync;
 
 pub use address::{Address, IntoAddress};
@@ -101,6 +103,7 @@ pub use memory::{
     ProtectionDomain, Reclaim, RemoteRegion, SgList, SgSegment, SharedBuffer, SourceBuffer, TargetBuffer, UnsplitError,
 };
 pub use provider::{DeviceLimits, Link};
+pub use stream::RdmaStream;
 
 /// The guide's example, tested.
 #[cfg(all(doctest, feature = "async-rdma"))]

@@ -246,7 +246,6 @@ impl Connection {
     }
 
     /// As [`close`](Self::close), for a reason of the crate's own, and without waiting.
-    #[cfg(feature = "async-rdma")]
     pub(crate) fn end(&self, reason: CloseReason) {
         self.inner.pair.close(reason);
     }
@@ -322,6 +321,11 @@ impl Connection {
     /// What happened on this connection so far.
     pub fn stats(&self) -> ConnectionStats {
         ConnectionStats::of(&self.inner.pair)
+    }
+
+    /// Receives that can be posted at a time.
+    pub(crate) fn receive_depth(&self) -> u32 {
+        self.inner.pair.config.receive_depth
     }
 
     fn op(&self, verb: Verb, buffer: AnyBuffer) -> Op {

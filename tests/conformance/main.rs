@@ -134,4 +134,6 @@ mod rights;
 mod rnr;
 mod runtimes;
 mod scale;
+mod stream_ends;
+mod streams;
 mod timeouts;
