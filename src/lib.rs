@@ -84,6 +84,7 @@ mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod memory;
+pub mod messages;
 pub mod op;
 mod provider;
 pub mod soft;
@@ -93,7 +94,7 @@ mod sync;
 pub use address::{Address, IntoAddress};
 pub use completion::CompletionMode;
 pub use connection::{
-    Connection, ConnectionBuilder, ConnectionStats, Listener, ListenerBuilder, Mtu, PendingConnection,
+    Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu, PendingConnection,
     QueuePairEndpoint,
 };
 pub use device::{DEVICE_VARIABLE, Device, DeviceBuilder, DeviceInfo, Provider};

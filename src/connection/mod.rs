@@ -5,6 +5,7 @@ mod endpoint;
 #[cfg(feature = "async-rdma")]
 mod foreign;
 mod hello;
+mod incoming;
 pub(crate) mod keepalive;
 mod listener;
 mod stats;
@@ -15,6 +16,7 @@ pub use self::builder::{ConnectionBuilder, Mtu};
 pub use self::endpoint::{PendingConnection, QueuePairEndpoint};
 #[cfg(feature = "async-rdma")]
 pub(crate) use self::foreign::ForeignConnection;
+pub use self::incoming::Incoming;
 pub use self::listener::{Listener, ListenerBuilder};
 pub use self::stats::ConnectionStats;
 

@@ -146,11 +146,10 @@ mod tests {
             }
             // Whoever takes and reads all there is leaves the peer with something to send.
             for _ in 0..1000 {
-                for who in 0..2 {
-                    let [to_one, to_zero] = &mut ways;
-                    let (out, inward) = if who == 0 { (to_one, to_zero) } else { (to_zero, to_one) };
-                    step(2, &mut sides[who], out, inward);
-                    step(1, &mut sides[who], out, inward);
+                let ([to_one, to_zero], [zero, one]) = (&mut ways, &mut sides);
+                for action in [2, 1] {
+                    step(action, zero, to_one, to_zero);
+                    step(action, one, to_zero, to_one);
                 }
             }
             prop_assert!(sides.iter().all(|side| side.credits.available() > 0), "{sides:?}");

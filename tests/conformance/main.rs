@@ -130,6 +130,7 @@ mod one_sided;
 mod processes;
 mod progress;
 mod queues;
+mod receivers;
 mod rights;
 mod rnr;
 mod runtimes;
