@@ -235,17 +235,22 @@ async fn a_writer_goes_on_when_the_reader_comes_back(rig: Rig) {
 }
 
 async fn what_lacked_credits_goes_without_being_polled(rig: Rig) {
-    let settings = RdmaStream::builder().frame_len(100).receive_slots(2).receive_limit(0);
-    let (mut one, mut other) = streams(&rig.pair().await, settings);
-    let bytes = pattern(300, 1);
-    // Two messages fill the slots, the third waits here: it was written, so it arrives, though nobody comes back for it.
-    for piece in bytes.chunks(100) {
-        within(SOON, one.write_all(piece)).await.unwrap();
+    for slots in [1, 2, 4] {
+        let settings = RdmaStream::builder().frame_len(100).receive_slots(slots).receive_limit(0);
+        let (mut one, mut other) = streams(&rig.pair().await, settings);
+        // The receive behind this message is one that nobody has waited for.
+        other.write_all(b"x").await.unwrap();
+        assert_eq!(one.read_u8().await.unwrap(), b'x');
+        // The last message finds no slot and waits here: it was written, so it arrives, though nobody comes back for it.
+        let bytes = pattern(100 * (slots as usize + 1), 1);
+        for piece in bytes.chunks(100) {
+            within(SOON, one.write_all(piece)).await.unwrap();
+        }
+        let mut received = vec![0; bytes.len()];
+        within(SOON, other.read_exact(&mut received)).await.unwrap();
+        assert_pattern(&received, 1);
+        drop(one);
     }
-    let mut received = vec![0; 300];
-    within(SOON, other.read_exact(&mut received)).await.unwrap();
-    assert_pattern(&received, 1);
-    drop(one);
 }
 
 async fn cancelled_reads_lose_nothing(rig: Rig) {
