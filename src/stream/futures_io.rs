@@ -48,3 +48,28 @@ macro_rules! writes {
     )+};
 }
 writes!(RdmaStream, OwnedWriteHalf);
+
+#[cfg(test)]
+mod tests {
+    use futures::io::{AsyncReadExt, AsyncWriteExt};
+
+    use crate::{Device, Listener, RdmaStream};
+
+    #[tokio::test]
+    async fn both_directions_and_the_end() {
+        let domain = Device::open("soft0").unwrap().alloc_pd().unwrap();
+        let listener = Listener::bind(&domain, "127.0.0.1:0").await.unwrap();
+        let connecting = RdmaStream::connect(&domain, listener.local_address());
+        let (client, server) = tokio::join!(connecting, RdmaStream::accept(&listener));
+        let (mut client, (mut read, mut write)) = (client.unwrap(), server.unwrap().into_split());
+        client.write_all(b"there").await.unwrap();
+        client.close().await.unwrap();
+        let mut bytes = Vec::new();
+        read.read_to_end(&mut bytes).await.unwrap();
+        write.write_all(&bytes).await.unwrap();
+        write.close().await.unwrap();
+        let mut back = Vec::new();
+        client.read_to_end(&mut back).await.unwrap();
+        assert_eq!(back, b"there");
+    }
+}

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Result};
@@ -20,16 +21,18 @@ use crate::stream::Shared;
 /// A reader comes sooner, if it comes at all; the copy of all slots takes about as long.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-pub(super) fn spawn(shared: Arc<Shared>, linger: Duration) -> Result<()> {
-    let runtime = tokio::runtime::Handle::try_current()
-        .map_err(|error| Error::Invalid { operation: "make a stream", reason: error.to_string() })?;
+/// The runtime that the task is to run in.
+pub(super) fn runtime() -> Result<Handle> {
+    Handle::try_current().map_err(|error| Error::Invalid { operation: "make a stream", reason: error.to_string() })
+}
+
+pub(super) fn spawn(runtime: &Handle, shared: Arc<Shared>, linger: Duration) {
     runtime.spawn(async move {
         if watch(&shared).await {
             // If it takes longer, the connection ends as it is.
             let _ = timeout(linger, finish(&shared)).await;
         }
     });
-    Ok(())
 }
 
 /// Until the stream is dropped (`true`), or has failed.

@@ -154,10 +154,11 @@ impl RdmaStream {
     }
 
     fn start(connection: Connection, settings: &StreamSettings) -> Result<Self> {
+        let runtime = keeper::runtime()?;
         let wakers = Arc::<Wakers>::default();
         let engine = Mutex::new(Engine::new(connection, settings, wakers.clone())?);
         let shared = Arc::new(Shared { wakers, engine });
-        keeper::spawn(shared.clone(), settings.linger)?;
+        keeper::spawn(&runtime, shared.clone(), settings.linger);
         let (read, write) = halves::halves(shared);
         Ok(Self { read, write })
     }

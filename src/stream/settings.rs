@@ -112,6 +112,15 @@ impl StreamBuilder {
                 "raise receive_depth of the connection, or use fewer receive_slots",
             ));
         }
+        let (buffers, most) = (self.settings.send_buffers, connection.device().limits().max_queue_depth);
+        if buffers > most {
+            return Err(limit(
+                "send_buffers",
+                buffers.into(),
+                most.into(),
+                "as many as the device's send queues hold at most",
+            ));
+        }
         RdmaStream::start(connection, &self.settings)
     }
 

@@ -284,6 +284,7 @@ async fn settings_out_of_range_are_refused(rig: Rig) {
         of().receive_slots(0),
         of().receive_slots(u32::MAX),
         of().send_buffers(0),
+        of().send_buffers(u32::MAX >> 2),
         of().frame_len(15),
         of().frame_len(usize::MAX),
     ] {
