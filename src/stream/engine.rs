@@ -1,9 +1,9 @@
 //! A stream's bookkeeping and its operations: what whoever polls the stream carries on, for both directions.
 
+mod inward;
+
 use std::collections::VecDeque;
-use std::future::Future;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
@@ -13,14 +13,14 @@ use tokio::io::ReadBuf;
 use crate::connection::Connection;
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::{Buffer, BufferPool};
-use crate::op::{ReceiveOp, Received};
+use crate::op::ReceiveOp;
 use crate::stream::credits::{CONTROL_SLOTS, Credits};
 use crate::stream::failure::{self, io_error};
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::settings::StreamSettings;
 use crate::stream::wakers::Wakers;
-use crate::stream::wire::{self, HELLO_LEN, Hello, Kind};
+use crate::stream::wire::{HELLO_LEN, Hello, Kind};
 
 const READ: &str = "read from the stream";
 const WRITE: &str = "write to the stream";
@@ -214,7 +214,12 @@ impl Engine {
                 match self.outbox.reap(&mut Context::from_waker(&self.anybody)) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(())) => {}
-                    Poll::Ready(Err(error)) => self.fail(failure::reason(error)),
+                    Poll::Ready(Err(error)) => {
+                        self.fail(failure::reason(error));
+                        // Perhaps the peer's end is among what had arrived.
+                        self.take_in(usize::MAX);
+                        break;
+                    }
                 }
             }
         }
@@ -244,13 +249,16 @@ impl Engine {
         self.receives.get(last as usize).is_some_and(|receive| receive.poll_ended(cx).is_ready())
     }
 
-    /// Moves unread messages out of their slots, as far as the limit allows.
-    pub(super) fn spill(&mut self) {
+    /// Moves unread messages out of their slots, as far as the limit allows. Returns whether there may be more to do at once.
+    pub(super) fn spill(&mut self) -> bool {
         self.advance_for_writer();
+        let mut moved = false;
         while let Some(buffer) = self.inbox.spill() {
             self.free(buffer);
+            moved = true;
         }
         self.push_out();
+        moved || self.has_arrived()
     }
 
     /// Nobody has the stream any more: what was not read never will be, and the keeper carries on until the end is said.
@@ -271,96 +279,23 @@ impl Engine {
         let keeper = &self.wakers.keeper;
         // It has a look of its own once: whoever is at it now may have no turn left to leave a waker behind.
         let newly = !keeper.wanted.swap(small || unsent, Ordering::SeqCst);
-        let arrived = || {
-            let cx = &mut Context::from_waker(&self.anybody);
-            self.receives.front().is_some_and(|receive| receive.poll_ended(cx).is_ready())
-        };
         // The first receive in line wakes whoever waits, so another one has to wake the keeper.
         let unread = small || self.watched <= self.taken;
-        if (unsent && (newly || arrived())) || (unread && self.starves() && self.can_spill()) {
+        if (unsent && (newly || self.has_arrived())) || (unread && self.starves() && self.can_spill()) {
             self.wakers.keeper.task.wake();
         }
+    }
+
+    /// Whether a message is there to be taken. Whoever waits is woken by the next one otherwise.
+    fn has_arrived(&self) -> bool {
+        let cx = &mut Context::from_waker(&self.anybody);
+        self.receives.front().is_some_and(|receive| receive.poll_ended(cx).is_ready())
     }
 
     /// Whether something is to be sent that could not be sent yet.
     fn unsent(&self) -> bool {
         let due = self.credits.due() && !self.peer_ended;
         self.failed.is_none() && (!self.outbox.is_posted() || due || self.end == End::Wanted || self.closing)
-    }
-
-    fn take_in(&mut self, wanted: usize) {
-        while self.inbox.len() < wanted {
-            let Some(receive) = self.receives.front_mut() else { break };
-            match Pin::new(receive).poll(&mut Context::from_waker(&self.anybody)) {
-                Poll::Pending => break,
-                Poll::Ready(received) => {
-                    self.receives.pop_front();
-                    self.taken += 1;
-                    match received {
-                        Ok(received) => self.accept(received),
-                        Err(error) => self.stop(failure::reason(error.into())),
-                    }
-                }
-            }
-        }
-    }
-
-    fn accept(&mut self, received: Received<Buffer>) {
-        if let Err(why) = self.try_accept(received) {
-            self.stop(CloseReason::Protocol(why.into()));
-        }
-    }
-
-    fn try_accept(&mut self, received: Received<Buffer>) -> Result<(), &'static str> {
-        let immediate = received.immediate.filter(|_| received.in_buffer);
-        let (kind, credits) =
-            wire::parse(immediate.ok_or("a message that is no stream's; does the peer use RdmaStream?")?);
-        if (kind == Kind::Hello) == self.met {
-            return Err("hello is the first message, and no other");
-        }
-        if kind == Kind::Hello {
-            let hello = Hello::decode(received.message())?;
-            self.met = true;
-            self.credits.meet(hello.slots);
-            self.outbox.meet(hello.frame_len as usize);
-            self.post(received.buffer);
-            return Ok(());
-        }
-        self.credits.gain(credits)?;
-        match kind {
-            Kind::Data if self.peer_ended => return Err("data after the end"),
-            Kind::Data => {
-                self.credits.hold()?;
-                match received.len {
-                    0 => self.free(received.buffer),
-                    len => self.inbox.push(received.buffer, len),
-                }
-            }
-            Kind::End if self.peer_ended => return Err("a second end"),
-            Kind::End => {
-                self.peer_ended = true;
-                self.post(received.buffer);
-            }
-            Kind::Credits | Kind::Hello => self.post(received.buffer),
-        }
-        Ok(())
-    }
-
-    /// A data slot is free again.
-    fn free(&mut self, buffer: Buffer) {
-        self.post(buffer);
-        self.credits.release();
-    }
-
-    fn post(&mut self, buffer: Buffer) {
-        if self.failed.is_some() {
-            return;
-        }
-        let mut receive = self.connection.receive(buffer);
-        match receive.try_post() {
-            Ok(()) => self.receives.push_back(receive),
-            Err(error) => self.fail(failure::reason(error)),
-        }
     }
 
     /// Sends what can be sent: data as far as there are credits, then the end; credits with it, or alone when they are due.

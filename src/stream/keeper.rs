@@ -62,9 +62,10 @@ async fn watch(shared: &Shared) -> bool {
                 waits = false;
             }
             if engine.reads == seen_reads {
-                engine.spill();
-                // Once a turn: the peer may be quick.
-                cx.waker().wake_by_ref();
+                if engine.spill() {
+                    // Once a turn: the peer may be quick.
+                    cx.waker().wake_by_ref();
+                }
                 break;
             }
             seen_reads = engine.reads;

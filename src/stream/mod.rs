@@ -94,7 +94,7 @@ use crate::sync::Mutex;
 /// # Cancel safety
 ///
 /// As of a `TcpStream`: a future of `read` or `write` that is dropped before it resolves has read or written nothing.
-/// `write_all`, `read_exact` and the like may have done a part, as they document.
+/// `write_all`, `read_exact` and the like may have done a part, as they document. A `shutdown` that was begun takes place in any case.
 pub struct RdmaStream {
     read: OwnedReadHalf,
     write: OwnedWriteHalf,
