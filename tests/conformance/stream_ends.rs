@@ -241,10 +241,10 @@ async fn what_the_protocol_forbids_ends_the_stream(rig: Rig) {
     const DATA: u32 = 0;
     const CREDITS: u32 = 1 << 30;
     const END: u32 = 2 << 30;
-    // After the hello, and what is said of it.
+    // After the hello, and what is said of it. The hello gives 4 credits, all of which may be spent by then.
     let cases: [(&[u32], &str); 6] = [
         (&[3 << 30], "hello"),
-        (&[DATA | 1], "credits"),
+        (&[DATA | 5], "credits"),
         (&[CREDITS | 5], "credits"),
         (&[END, DATA], "after the end"),
         (&[END, END], "second end"),
