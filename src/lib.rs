@@ -65,6 +65,7 @@
 //!
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
+//! - `futures-io`: the `AsyncRead` and `AsyncWrite` of the futures crate for [`RdmaStream`], which has tokio's in any case.
 //! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`], [`QueuePairEndpoint`], [`topology::PciAddress`] and
 //!   [`doctor::GpuDirectReport`].
 #![deny(unsafe_code)]
@@ -85,16 +86,18 @@ mod error;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod memory;
+pub mod messages;
 pub mod op;
 mod provider;
 pub mod soft;
+pub mod stream;
 mod sync;
 pub mod topology;
 
 pub use address::{Address, IntoAddress};
 pub use completion::CompletionMode;
 pub use connection::{
-    Connection, ConnectionBuilder, ConnectionStats, Listener, ListenerBuilder, Mtu, PendingConnection,
+    Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu, PendingConnection,
     QueuePairEndpoint,
 };
 pub use device::{DEVICE_VARIABLE, Device, DeviceBuilder, DeviceInfo, Provider};
@@ -104,6 +107,7 @@ pub use memory::{
     ProtectionDomain, Reclaim, RemoteRegion, SgList, SgSegment, SharedBuffer, SourceBuffer, TargetBuffer, UnsplitError,
 };
 pub use provider::{DeviceLimits, Link};
+pub use stream::RdmaStream;
 
 /// The guide's example, tested.
 #[cfg(all(doctest, feature = "async-rdma"))]

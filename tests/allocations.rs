@@ -4,8 +4,10 @@
 mod common;
 
 use common::{Pair, Rig, Setup, run};
+use futures::{SinkExt, StreamExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::join;
-use tokio_rdma::{CompletionMode, RemoteRegion};
+use tokio_rdma::{CompletionMode, RdmaStream, RemoteRegion};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -70,6 +72,9 @@ async fn allocations(rig: &Rig) -> Vec<(&'static str, u64)> {
         ("read", reads(&pair, &remote).await),
         ("write with immediate", notices(&pair, &remote).await),
         ("atomic", atomics(&pair, &remote).await),
+        ("message", messages(rig).await),
+        ("stream round trip", stream_round_trips(rig).await),
+        ("stream in bulk", stream_in_bulk(rig).await),
     ]
 }
 
@@ -156,4 +161,63 @@ async fn atomics(pair: &Pair, remote: &RemoteRegion) -> u64 {
         pair.client.compare_swap(&word, 0, 1).await.unwrap();
     }
     meter.allocations()
+}
+
+async fn messages(rig: &Rig) -> u64 {
+    let pair = rig.pair().await;
+    let (mut meter, pool) = (Meter::default(), pair.client.pool(64, 4));
+    let (mut sender, mut receiver) = (pair.client.sender(2), pair.server.receiver(4, 64).unwrap());
+    while meter.next() {
+        sender.send(pool.get().await).await.unwrap();
+        receiver.next().await.unwrap().unwrap();
+    }
+    meter.allocations()
+}
+
+async fn streams(rig: &Rig) -> (RdmaStream, RdmaStream) {
+    let pair = rig.pair().await;
+    // A reader that the machine holds up for long would be taken for none, and memory made for what it leaves unread.
+    let stream = |connection| RdmaStream::builder().receive_limit(0).from_connection(connection).unwrap();
+    (stream(pair.client.connection), stream(pair.server.connection))
+}
+
+async fn stream_round_trips(rig: &Rig) -> u64 {
+    let (mut client, mut server) = streams(rig).await;
+    let mut meter = Meter::default();
+    let ask = async {
+        let mut bytes = [1; 64];
+        while meter.next() {
+            client.write_all(&bytes).await.unwrap();
+            client.read_exact(&mut bytes).await.unwrap();
+        }
+        meter.allocations()
+    };
+    let reply = async {
+        let mut bytes = [0; 64];
+        for _ in 0..WARM_UP + counted() {
+            server.read_exact(&mut bytes).await.unwrap();
+            server.write_all(&bytes).await.unwrap();
+        }
+    };
+    join!(ask, reply).0
+}
+
+/// More than the slots hold at a time, so that credits run out and come back.
+async fn stream_in_bulk(rig: &Rig) -> u64 {
+    const PIECE: usize = 100_000;
+    let (mut client, mut server) = streams(rig).await;
+    let (mut meter, piece) = (Meter::default(), vec![1; PIECE]);
+    let write = async {
+        while meter.next() {
+            client.write_all(&piece).await.unwrap();
+        }
+        meter.allocations()
+    };
+    let read = async {
+        let mut bytes = vec![0; PIECE];
+        for _ in 0..WARM_UP + counted() {
+            server.read_exact(&mut bytes).await.unwrap();
+        }
+    };
+    join!(write, read).0
 }

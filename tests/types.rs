@@ -53,6 +53,15 @@ fn handles_and_values_are_send_sync_and_unpin() {
         ConnectionStats,
         Listener,
         ListenerBuilder,
+        Incoming,
+        RdmaStream,
+        stream::StreamBuilder,
+        stream::OwnedReadHalf,
+        stream::OwnedWriteHalf,
+        messages::Message,
+        messages::Receiver,
+        messages::Sender<Buffer>,
+        messages::Sender<SgList>,
         PendingConnection,
         QueuePairEndpoint,
         Batch,
@@ -137,6 +146,9 @@ fn async_functions_can_be_spawned() {
         spawns(listener.accept());
         spawns(connection.close());
         spawns(connection.closed());
+        spawns(RdmaStream::connect(domain, "127.0.0.1:1"));
+        spawns(RdmaStream::accept(listener));
+        spawns(RdmaStream::builder().connect(domain, "127.0.0.1:1"));
     }
     let _ = check;
 }

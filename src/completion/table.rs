@@ -466,6 +466,21 @@ impl<B> Table<B> {
         }
     }
 
+    /// Whether the operation has ended, without taking anything; registers the waker otherwise.
+    pub(crate) fn poll_ended(&self, key: Key, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        let Some(slot) = state.slot(key) else { return Poll::Ready(()) };
+        match slot.phase {
+            Phase::Done | Phase::Free => Poll::Ready(()),
+            Phase::Parked | Phase::Posted | Phase::Abandoned => {
+                let replaced = set_waker(&mut slot.waker, cx);
+                drop(state);
+                drop(replaced);
+                Poll::Pending
+            }
+        }
+    }
+
     /// The future is dropped, or its time is up. An owner that the device holds stays until it lets go; any other is returned.
     pub(crate) fn abandon(&self, key: Key) -> Abandoned<B> {
         let mut state = self.state.lock();

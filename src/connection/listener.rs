@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -63,8 +64,12 @@ impl Listener {
     ///
     /// No connection is lost when the future is dropped.
     pub async fn accept(&self) -> Result<Connection> {
-        let closed = || Error::Closed { operation: "accept", reason: CloseReason::RuntimeGone };
-        self.ready.lock().await.recv().await.ok_or_else(closed)
+        self.ready.lock().await.recv().await.ok_or_else(runtime_gone)
+    }
+
+    /// As [`accept`](Self::accept), for who has the listener alone.
+    pub(super) fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Connection>> {
+        self.ready.get_mut().poll_recv(cx).map(|accepted| accepted.ok_or_else(runtime_gone))
     }
 
     /// Where it listens, with the real port.
@@ -81,6 +86,10 @@ impl Listener {
     pub fn failed_handshakes(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
+}
+
+fn runtime_gone() -> Error {
+    Error::Closed { operation: "accept", reason: CloseReason::RuntimeGone }
 }
 
 impl Drop for Listener {

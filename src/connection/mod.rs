@@ -5,6 +5,7 @@ mod endpoint;
 #[cfg(feature = "async-rdma")]
 mod foreign;
 mod hello;
+mod incoming;
 pub(crate) mod keepalive;
 mod listener;
 mod stats;
@@ -15,6 +16,7 @@ pub use self::builder::{ConnectionBuilder, Mtu};
 pub use self::endpoint::{PendingConnection, QueuePairEndpoint};
 #[cfg(feature = "async-rdma")]
 pub(crate) use self::foreign::ForeignConnection;
+pub use self::incoming::Incoming;
 pub use self::listener::{Listener, ListenerBuilder};
 pub use self::stats::ConnectionStats;
 
@@ -246,7 +248,6 @@ impl Connection {
     }
 
     /// As [`close`](Self::close), for a reason of the crate's own, and without waiting.
-    #[cfg(feature = "async-rdma")]
     pub(crate) fn end(&self, reason: CloseReason) {
         self.inner.pair.close(reason);
     }
@@ -322,6 +323,11 @@ impl Connection {
     /// What happened on this connection so far.
     pub fn stats(&self) -> ConnectionStats {
         ConnectionStats::of(&self.inner.pair)
+    }
+
+    /// Receives that can be posted at a time.
+    pub(crate) fn receive_depth(&self) -> u32 {
+        self.inner.pair.config.receive_depth
     }
 
     fn op(&self, verb: Verb, buffer: AnyBuffer) -> Op {

@@ -299,6 +299,19 @@ impl Op {
         }
     }
 
+    pub(crate) fn is_posted(&self) -> bool {
+        matches!(self.state, State::Posted(_))
+    }
+
+    /// Whether a posted operation's result is there to be taken. Leaves the waker behind if not, and does not look.
+    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.state {
+            State::Posted(key) => self.pair.table(self.verb.side()).poll_ended(key, cx),
+            State::New | State::Waiting(_) => Poll::Pending,
+            State::Finished => Poll::Ready(()),
+        }
+    }
+
     /// Checks and posts, unless that was done. After an error it can be tried again, with the same result.
     fn advance(&mut self, cx: Option<&mut Context<'_>>) -> Poll<Result<(), Error>> {
         let mut ticket = match self.state {

@@ -24,6 +24,11 @@ impl<B: TargetBuffer> ReceiveOp<B> {
         self.op.landing()
     }
 
+    /// Whether a posted receive has ended, without taking what it got; leaves the waker behind if not.
+    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.op.poll_ended(cx)
+    }
+
     fn output(done: WorkCompletion, buffer: B) -> Received<B> {
         let in_buffer = done.opcode == Opcode::Receive;
         Received { buffer, len: done.byte_len as usize, immediate: done.imm, in_buffer }

@@ -19,6 +19,11 @@ pub struct SendOp<B: SourceBuffer> {
 common_methods!(SendOp<B: SourceBuffer>);
 
 impl<B: SourceBuffer> SendOp<B> {
+    /// Whether the device has it: its order among the others is fixed.
+    pub(crate) fn is_posted(&self) -> bool {
+        self.op.is_posted()
+    }
+
     fn output(_: WorkCompletion, buffer: B) -> B {
         buffer
     }

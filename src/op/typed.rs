@@ -56,6 +56,15 @@ impl<B: Operand> Typed<B> {
         self.op.try_post()
     }
 
+    pub(super) fn is_posted(&self) -> bool {
+        self.op.is_posted()
+    }
+
+    /// Whether the device is done with a posted operation; leaves the waker behind if not.
+    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.op.poll_ended(cx)
+    }
+
     /// Gives up at a deadline.
     pub(super) fn expire(&mut self, after: Duration) -> Landed<B> {
         if let Some(buffer) = B::give_up_landing(&mut self.landing) {

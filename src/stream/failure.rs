@@ -1,0 +1,32 @@
+//! From the end of a connection to an error of the I/O traits.
+
+use std::io;
+
+use crate::error::{CloseReason, Error};
+
+/// Why a stream that failed did so.
+pub(super) fn reason(error: Error) -> CloseReason {
+    match error {
+        Error::Closed { reason, .. } => reason,
+        Error::Completion { status, .. } => CloseReason::Failed(status),
+        other => CloseReason::Device(other.to_string().into()),
+    }
+}
+
+/// The error that reading or writing ends in, with the crate's [`Error`] inside.
+pub(super) fn io_error(operation: &'static str, reason: &CloseReason) -> io::Error {
+    let kind = match reason {
+        CloseReason::Peer | CloseReason::LinkLost(_) => io::ErrorKind::ConnectionReset,
+        CloseReason::Local => io::ErrorKind::ConnectionAborted,
+        CloseReason::Failed(_) => io::ErrorKind::TimedOut,
+        CloseReason::Protocol(_) => io::ErrorKind::InvalidData,
+        CloseReason::RuntimeGone | CloseReason::Device(_) => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, Error::Closed { operation, reason: reason.clone() })
+}
+
+/// Writing after the end was said.
+pub(super) fn after_shutdown() -> io::Error {
+    let reason = "the stream was shut down for writing before".to_owned();
+    io::Error::new(io::ErrorKind::BrokenPipe, Error::Invalid { operation: "write to the stream", reason })
+}

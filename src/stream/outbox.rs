@@ -1,0 +1,167 @@
+//! What was written and is not with the peer yet.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use crate::connection::Connection;
+use crate::error::{Error, Result};
+use crate::memory::{Buffer, BufferPool};
+use crate::op::SendOp;
+use crate::stream::wire::{Kind, immediate};
+
+/// Sends beside those of data: hello, the end, and credits, of which the peer's side bounds how many are on their way.
+const CONTROL_SENDS: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct Outbox {
+    connection: Connection,
+    pool: BufferPool,
+    /// Longest payload of a message, in bytes.
+    frame_len: usize,
+    filling: Option<Filling>,
+    /// In order; the device has all of them but perhaps the last.
+    sends: VecDeque<SendOp<Buffer>>,
+    most_sends: usize,
+    /// The last one waits for a slot of the send queue.
+    waits: bool,
+    /// An empty buffer, for messages that are nothing but their immediate data.
+    bare: Option<Buffer>,
+}
+
+#[derive(Debug)]
+struct Filling {
+    buffer: Buffer,
+    len: usize,
+}
+
+impl Outbox {
+    pub(super) fn new(connection: Connection, pool: BufferPool, frame_len: usize, send_buffers: usize) -> Self {
+        let most_sends = send_buffers + CONTROL_SENDS;
+        let sends = VecDeque::with_capacity(most_sends);
+        Self { connection, pool, frame_len, filling: None, sends, most_sends, waits: false, bare: None }
+    }
+
+    /// Says hello.
+    pub(super) fn start(&mut self, mut hello: Buffer) -> Result<()> {
+        let message = hello.split_to(hello.len())?;
+        self.bare = Some(hello);
+        self.post(message, Kind::Hello, 0)
+    }
+
+    /// The peer takes messages up to this length.
+    pub(super) fn meet(&mut self, frame_len: usize) {
+        self.frame_len = self.frame_len.min(frame_len);
+    }
+
+    /// Copies as much as there is room for in the buffer that is being filled, and returns how much that is.
+    pub(super) fn fill(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> usize {
+        if self.filling.is_none() {
+            let Some(buffer) = self.free_buffer(cx) else { return 0 };
+            self.filling = Some(Filling { buffer, len: 0 });
+        }
+        let Some(Filling { buffer, len }) = &mut self.filling else { return 0 };
+        let count = bytes.len().min(buffer.len() - *len);
+        buffer[*len..*len + count].copy_from_slice(&bytes[..count]);
+        *len += count;
+        count
+    }
+
+    /// Whether [`fill`](Self::fill) needs another buffer.
+    pub(super) fn is_full(&self) -> bool {
+        self.filling.as_ref().is_some_and(|filling| filling.len == filling.buffer.len())
+    }
+
+    /// Whether bytes wait to be posted.
+    pub(super) fn has_data(&self) -> bool {
+        self.filling.as_ref().is_some_and(|filling| filling.len > 0)
+    }
+
+    /// Whether everything is with the device.
+    pub(super) fn is_posted(&self) -> bool {
+        !self.has_data() && !self.waits
+    }
+
+    /// Whether everything is with the peer.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.has_data() && self.sends.is_empty()
+    }
+
+    /// Resolves when one more message can be posted.
+    pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>> {
+        if self.waits {
+            let Some(last) = self.sends.back_mut() else { return Ok(Poll::Ready(())) };
+            match Pin::new(&mut *last).poll(cx) {
+                Poll::Ready(sent) => {
+                    self.sends.pop_back();
+                    sent?;
+                }
+                Poll::Pending if !last.is_posted() => return Ok(Poll::Pending),
+                Poll::Pending => {}
+            }
+            self.waits = false;
+        }
+        while self.sends.len() >= self.most_sends {
+            match self.reap(cx) {
+                Poll::Ready(sent) => sent?,
+                Poll::Pending => return Ok(Poll::Pending),
+            }
+        }
+        Ok(Poll::Ready(()))
+    }
+
+    /// Posts a message of the bytes that were filled in. There is room for it.
+    pub(super) fn post_data(&mut self, credits: u32) -> Result<()> {
+        let Some(Filling { mut buffer, len }) = self.filling.take() else { return Ok(()) };
+        let count = len.min(self.frame_len);
+        let message = buffer.split_to(count)?;
+        if len > count {
+            // The peer's slots are shorter than ours.
+            self.filling = Some(Filling { buffer, len: len - count });
+        }
+        self.post(message, Kind::Data, credits)
+    }
+
+    /// Posts a message without a payload.
+    pub(super) fn post_bare(&mut self, kind: Kind, credits: u32) -> Result<()> {
+        let Some(bare) = &mut self.bare else { return Ok(()) };
+        let message = bare.split_to(0)?;
+        self.post(message, kind, credits)
+    }
+
+    /// Lets go of the oldest message, once the peer has it.
+    pub(super) fn reap(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let Some(first) = self.sends.front_mut() else { return Poll::Ready(Ok(())) };
+        let sent = ready!(Pin::new(first).poll(cx));
+        self.sends.pop_front();
+        self.waits &= !self.sends.is_empty();
+        Poll::Ready(sent.map(drop).map_err(Error::from))
+    }
+
+    fn post(&mut self, message: Buffer, kind: Kind, credits: u32) -> Result<()> {
+        let mut send = self.connection.send_with_immediate(message, immediate(kind, credits));
+        match send.try_post() {
+            Ok(()) => {}
+            Err(Error::QueueFull { .. }) => self.waits = true,
+            Err(error) => return Err(error),
+        }
+        self.sends.push_back(send);
+        Ok(())
+    }
+
+    /// A send buffer, perhaps one that the peer has just got the contents of. A send that failed stays for
+    /// [`poll_room`](Self::poll_room) to tell of: the connection has failed with it.
+    fn free_buffer(&mut self, cx: &mut Context<'_>) -> Option<Buffer> {
+        loop {
+            if let Some(buffer) = self.pool.try_get() {
+                return Some(buffer);
+            }
+            match self.reap(cx) {
+                Poll::Ready(Ok(())) if !self.sends.is_empty() => {}
+                Poll::Ready(Ok(())) => return self.pool.try_get(),
+                Poll::Ready(Err(_)) | Poll::Pending => return None,
+            }
+        }
+    }
+}
