@@ -234,7 +234,8 @@ impl Drop for Counted {
 #[cfg(test)]
 pub(super) fn test_domain() -> ProtectionDomain {
     use crate::provider::{Context, soft};
-    let context = Context::Soft(soft::Context::open(soft::default_limits(), None, soft::LinkPolicy::Auto).unwrap());
+    let context =
+        Context::Soft(soft::Context::open(soft::default_limits(), None, soft::LinkPolicy::default()).unwrap());
     let (pd, limits) = (context.alloc_pd().unwrap(), context.limits().clone());
     ProtectionDomain::new(pd, limits, Arc::new(context))
 }

@@ -90,7 +90,8 @@ fn grant(piece: &Piece, access: Access) -> Result<Grant> {
     let grant = domain.provider().grant(piece.region().mr(), piece.segment(), access)?;
     if domain.provider().shares_pages() {
         // Where that does not work, for want of descriptors for instance, peers use the memory in the other way.
-        piece.share_pages().into_iter().for_each(|pages| grant.set_pages(pages));
+        let writable = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        piece.share_pages(writable).into_iter().for_each(|pages| grant.set_pages(pages));
     }
     Ok(grant)
 }

@@ -13,10 +13,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, FsWord, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, memfd_create};
+use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{Resource, getrlimit};
 
-use super::racing;
+/// Longer pieces are not copied into a file, and out of it, for the sake of being mapped.
+pub(crate) const MAPPED: usize = 256 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -37,18 +39,24 @@ impl Pages {
     ///
     /// # Safety
     ///
-    /// `ptr` and `len` are multiples of the page size. The bytes are allocated until after [`restore`](Self::restore), and nobody uses
+    /// `ptr` and `len` are multiples of the page size, and `used` bytes of them initialised. Peers get to write them if `writable`. The bytes are allocated until after [`restore`](Self::restore), and nobody uses
     /// them during this call, or during that one.
-    pub(super) unsafe fn share(ptr: NonNull<u8>, len: usize) -> io::Result<Self> {
+    pub(super) unsafe fn share(ptr: NonNull<u8>, used: usize, len: usize, writable: bool) -> io::Result<Self> {
         let place = Place::take()?;
-        let memory = file("tokio-rdma region", len)?;
-        let file = memory.as_raw_fd();
-        let fresh = map(std::ptr::null_mut(), len, libc::MAP_SHARED, file)?;
-        // SAFETY: the caller's bytes, and as many that were just mapped.
-        unsafe { racing::copy(ptr.as_ptr(), fresh.as_ptr(), len) };
-        // SAFETY: what was at the caller's place is as long, and its contents are in the file by now.
-        let moved = unsafe { replace(fresh, ptr, len) };
-        moved.map(|()| Self { ptr, len, memory, restored: AtomicBool::new(false), _place: place })
+        let memory = unsealed("tokio-rdma region", len)?;
+        // What is behind the last byte is nobody's business.
+        // SAFETY: the caller's bytes, which nobody uses meanwhile.
+        write_all(&memory, unsafe { std::slice::from_raw_parts(ptr.as_ptr(), used.min(len)) })?;
+        // SAFETY: whole pages of the caller's, whose contents are in the file by now.
+        unsafe { replace(ptr, len, libc::MAP_SHARED, memory.as_raw_fd()) }?;
+        let pages = Self { ptr, len, memory, restored: AtomicBool::new(false), _place: place };
+        // This end's mapping exists, so it is the others' that can only be read; whatever they have been given.
+        let further = if writable { SealFlags::empty() } else { SealFlags::FUTURE_WRITE };
+        if let Err(error) = fcntl_add_seals(&pages.memory, SIZE | further | SealFlags::SEAL) {
+            pages.restore(true);
+            return Err(error.into());
+        }
+        Ok(pages)
     }
 
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
@@ -65,19 +73,30 @@ impl Pages {
         if self.restored.swap(true, Ordering::SeqCst) {
             return;
         }
-        let restored =
-            map(std::ptr::null_mut(), self.len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1).and_then(|fresh| {
-                if contents {
-                    // SAFETY: as many bytes as are mapped at both places; a peer may write the source meanwhile.
-                    unsafe { racing::copy(self.ptr.as_ptr(), fresh.as_ptr(), self.len) };
-                }
-                // SAFETY: by the type's invariant the place is that of whole pages of the piece, whose bytes are in the new ones.
-                unsafe { replace(fresh, self.ptr, self.len) }
-            });
+        // SAFETY: by the type's invariant the place is that of whole pages of the piece, whose bytes stay in the file.
+        let private = unsafe { replace(self.ptr, self.len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1) };
+        let restored = private.and_then(|()| if contents { self.read_back() } else { Ok(()) });
         if let Err(error) = restored {
-            // Nothing can be taken back without memory; who has the file belongs to the same user.
-            tracing::error!(%error, len = self.len, "a revoked region stays mapped by its peers");
+            // From here on the memory would be the program's own, and is not, or without what was in it.
+            tracing::error!(%error, len = self.len, "memory that was exposed cannot be taken back");
+            std::process::abort();
         }
+    }
+
+    /// Copies what is in the file to the place, which is private by now.
+    fn read_back(&self) -> io::Result<()> {
+        // SAFETY: the piece's bytes, which nobody uses meanwhile, and which nobody else has mapped.
+        let place = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) };
+        let mut done = 0;
+        while done < place.len() {
+            match pread(&self.memory, &mut place[done..], done as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => done += len,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -87,16 +106,43 @@ impl Drop for Pages {
     }
 }
 
+/// What keeps the size as it is.
+const SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
 /// A file of memory whose size nobody can change any more.
 pub(crate) fn file(name: &str, len: usize) -> io::Result<OwnedFd> {
+    let memory = unsealed(name, len)?;
+    fcntl_add_seals(&memory, SIZE | SealFlags::SEAL)?;
+    Ok(memory)
+}
+
+/// The memory is there, so that no access to it fails for want of some.
+fn unsealed(name: &str, len: usize) -> io::Result<OwnedFd> {
     if limit(Resource::Fsize) < len as u64 {
         // Trying it would end the process with a signal.
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memory, len as u64)?;
-    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    fallocate(&memory, FallocateFlags::empty(), 0, len as u64)?;
     Ok(memory)
+}
+
+fn write_all(memory: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match pwrite(memory, &bytes[done..], done as u64) {
+            Ok(len) => done += len,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a peer's descriptor is a file of memory in ordinary pages: of huge ones it could take back what nobody else can provide.
+pub(crate) fn is_ordinary(memory: &OwnedFd) -> io::Result<bool> {
+    const TMPFS_MAGIC: FsWord = 0x0102_1994;
+    Ok(fstatfs(memory)?.f_type == TMPFS_MAGIC)
 }
 
 /// One of the process's descriptors. A quarter of them are for exposed regions; a program may need the others, and its further
@@ -128,31 +174,16 @@ fn limit(of: Resource) -> u64 {
     getrlimit(of).current.unwrap_or(u64::MAX)
 }
 
-fn map(at: *mut libc::c_void, len: usize, flags: libc::c_int, file: libc::c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
-    let mapped = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, file, 0) };
-    if mapped == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(mapped.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-}
-
-/// Puts the pages at `fresh` in the place of those at `at`, in one step.
+/// Puts other pages in the place of those at `at`, in one step: if it fails for want of something, it has done nothing.
 ///
 /// # Safety
 ///
-/// Both are whole pages; nobody else knows of those at `fresh`, and those at `at` may go.
-unsafe fn replace(fresh: NonNull<u8>, at: NonNull<u8>, len: usize) -> io::Result<()> {
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+/// They are whole pages, which may go.
+unsafe fn replace(at: NonNull<u8>, len: usize, flags: libc::c_int, file: libc::c_int) -> io::Result<()> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the caller's promise.
-    let moved = unsafe { libc::mremap(fresh.as_ptr().cast(), len, len, flags, at.as_ptr()) };
-    if moved == libc::MAP_FAILED {
-        let error = io::Error::last_os_error();
-        // SAFETY: still at its first place, which nobody else knows.
-        unsafe { libc::munmap(fresh.as_ptr().cast(), len) };
-        return Err(error);
-    }
-    Ok(())
+    let mapped = unsafe { libc::mmap(at.as_ptr().cast(), len, rights, flags | libc::MAP_FIXED, file, 0) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(all(test, not(miri)))]
@@ -161,6 +192,38 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+
+    fn map(pages: &Pages, rights: libc::c_int) -> io::Result<NonNull<u8>> {
+        let (file, flags) = (pages.memory().as_raw_fd(), libc::MAP_SHARED);
+        // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
+        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), pages.len, rights, flags, file, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(NonNull::new(mapped.cast()).unwrap())
+    }
+
+    #[test]
+    fn what_is_granted_for_reading_cannot_be_mapped_for_writing_and_nothing_more_is_given() {
+        let layout = Layout::from_size_align(8192, 4096).unwrap();
+        // SAFETY: as below.
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
+        // SAFETY: inside of the allocation.
+        unsafe { ptr.as_ptr().write_bytes(7, 8192) };
+        // SAFETY: whole pages of an allocation that nobody else uses.
+        let pages = unsafe { Pages::share(ptr, 5000, 8192, false) }.unwrap();
+        assert!(map(&pages, libc::PROT_READ | libc::PROT_WRITE).is_err());
+        let theirs = map(&pages, libc::PROT_READ).unwrap();
+        let their = |at| theirs.as_ptr().wrapping_add(at);
+        // SAFETY: both are mapped, and this end's can be written.
+        unsafe {
+            ptr.as_ptr().write_volatile(8);
+            assert_eq!((their(0).read_volatile(), their(4999).read_volatile(), their(5000).read_volatile()), (8, 7, 0));
+            libc::munmap(theirs.as_ptr().cast(), 8192);
+            drop(pages);
+            dealloc(ptr.as_ptr(), layout);
+        }
+    }
 
     #[test]
     fn pages_are_shared_while_exposed_and_private_again_afterwards() {
@@ -173,8 +236,8 @@ mod tests {
             // SAFETY: inside of the allocation, here and below.
             unsafe { byte(5000).write_volatile(7) };
             // SAFETY: whole pages of an allocation that nobody else uses.
-            let pages = unsafe { Pages::share(ptr, LEN) }.unwrap();
-            let theirs = map(std::ptr::null_mut(), LEN, libc::MAP_SHARED, pages.memory().as_raw_fd()).unwrap();
+            let pages = unsafe { Pages::share(ptr, LEN, LEN, true) }.unwrap();
+            let theirs = map(&pages, libc::PROT_READ | libc::PROT_WRITE).unwrap();
             let their = |at| theirs.as_ptr().wrapping_add(at);
             // SAFETY: as above; `theirs` is as long.
             unsafe {

@@ -15,14 +15,11 @@ use std::sync::atomic::Ordering;
 
 use super::backing::PAGE;
 use super::dma::Segment;
-use super::pages::Pages;
+use super::pages::{MAPPED, Pages};
 use super::range::at_most;
 use super::region::MemoryRegion;
 use crate::error::Result;
 use crate::provider::Sge;
-
-/// Longer pieces are not copied into a file, and out of it, for the sake of being mapped.
-const MAPPED: usize = 256 << 20;
 
 pub(crate) struct Piece {
     region: MemoryRegion,
@@ -118,11 +115,11 @@ impl Piece {
     }
 
     /// Moves the pages of this piece into a file, if they are its own and nobody else's. Nobody uses the bytes meanwhile.
-    pub(super) fn share_pages(&self) -> Option<Pages> {
+    pub(super) fn share_pages(&self, writable: bool) -> Option<Pages> {
         let len = self.whole_pages()?;
         // SAFETY: whole pages of this piece alone. It is exclusive and becomes exposed memory at this moment, and whoever has
         // that drops the grant, which restores the pages, before the piece.
-        unsafe { Pages::share(self.ptr, len) }.ok()
+        unsafe { Pages::share(self.ptr, self.len, len, writable) }.ok()
     }
 
     /// The length of the pages that this piece is in, if it begins where one does and shares none.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::{CloseReason, Error};
+use crate::error::{CloseReason, Error, WcStatus};
 
 /// Why a stream that failed did so.
 pub(super) fn reason(error: Error) -> CloseReason {
@@ -18,7 +18,9 @@ pub(super) fn io_error(operation: &'static str, reason: &CloseReason) -> io::Err
     let kind = match reason {
         CloseReason::Peer | CloseReason::LinkLost(_) => io::ErrorKind::ConnectionReset,
         CloseReason::Local => io::ErrorKind::ConnectionAborted,
-        CloseReason::Failed(_) => io::ErrorKind::TimedOut,
+        CloseReason::Failed(WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded) => io::ErrorKind::TimedOut,
+        // The other end refused what a stream sends, or did not understand it.
+        CloseReason::Failed(_) => io::ErrorKind::InvalidData,
         CloseReason::Protocol(_) => io::ErrorKind::InvalidData,
         CloseReason::RuntimeGone | CloseReason::Device(_) => io::ErrorKind::Other,
     };

@@ -267,7 +267,7 @@ impl CqShared {
         let postponed = self.take_postponed();
         let mut more = false;
         for qp in &postponed {
-            more |= self.look_at(qp, false, deferred);
+            more |= self.look_at(qp, qp.unblocked(), deferred);
         }
         let driven = |qp: &QpShared| postponed.iter().any(|other| other.token == qp.token);
         let links = self.link_count.load(Ordering::SeqCst);
@@ -384,7 +384,7 @@ impl CqShared {
             total.more |= driven.more;
         };
         let postponed = self.take_postponed();
-        postponed.iter().for_each(|qp| serve(Arc::clone(qp), false));
+        postponed.iter().for_each(|qp| serve(Arc::clone(qp), qp.unblocked()));
         let driven = |qp: &QpShared| postponed.iter().any(|other| other.token == qp.token);
         let news = if self.wire_count.load(Ordering::SeqCst) > 0 { self.with_news() } else { SmallVec::new() };
         for qp in news.into_iter().filter(|qp| !driven(qp)) {

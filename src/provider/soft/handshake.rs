@@ -63,6 +63,9 @@ impl Stream {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             attached.extend(came);
+            if attached.len() > shm::DESCRIPTORS {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "more descriptors than any message has"));
+            }
             out = &mut out[read..];
         }
         Ok(())
@@ -228,12 +231,17 @@ impl Handshake<'_> {
     }
 
     async fn receive(&mut self, step: &'static str) -> Result<(u8, Vec<u8>)> {
-        self.receive_attached(step, &mut Vec::new()).await
+        self.receive_attached(step, None).await
     }
 
-    async fn receive_attached(&mut self, step: &'static str, attached: &mut Vec<OwnedFd>) -> Result<(u8, Vec<u8>)> {
+    /// A message, and where some are due the descriptors that come with it; all others are lost on the way.
+    async fn receive_attached(
+        &mut self,
+        step: &'static str,
+        mut attached: Option<&mut Vec<OwnedFd>>,
+    ) -> Result<(u8, Vec<u8>)> {
         let mut head = [0; HEAD];
-        self.fill(step, &mut head, attached).await?;
+        self.fill(step, &mut head, attached.as_deref_mut()).await?;
         if head[..4] != MAGIC {
             return Err(self.error(step, "the peer does not speak this protocol (is it another service's port?)"));
         }
@@ -250,8 +258,12 @@ impl Handshake<'_> {
         Ok((head[5], body))
     }
 
-    async fn fill(&mut self, step: &'static str, out: &mut [u8], attached: &mut Vec<OwnedFd>) -> Result<()> {
-        match self.stream.read_attached(out, attached).await {
+    async fn fill(&mut self, step: &'static str, out: &mut [u8], attached: Option<&mut Vec<OwnedFd>>) -> Result<()> {
+        let read = match attached {
+            Some(attached) => self.stream.read_attached(out, attached).await,
+            None => self.stream.read(out).await,
+        };
+        match read {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(self.error(step, "the peer closed the socket"))
@@ -283,7 +295,8 @@ impl Handshake<'_> {
         self.send("request", REQUEST, &hello.encode()).await?;
         self.reached(HandshakeStep::RequestSent, "request")?;
         let mut attached = Vec::new();
-        match self.receive_attached("reply", &mut attached).await? {
+        let due = (hello.shm == shm::OFFERED).then_some(&mut attached);
+        match self.receive_attached("reply", due).await? {
             (REPLY, body) => {
                 let reply = Hello::parse(&body).map_err(|why| self.error("reply", format!("bad reply: {why}")))?;
                 if (reply.nonce, reply.peer_nonce) != (hello.peer_nonce, hello.nonce) {
@@ -364,7 +377,8 @@ impl Handshake<'_> {
         let mut attached = Vec::new();
         let (ready, mut met) = {
             let meeting = agreement.meet(bell);
-            let ready = self.receive_attached("ready", &mut attached);
+            let due = (agreement.refusal().is_none() && !agreement.meets()).then_some(&mut attached);
+            let ready = self.receive_attached("ready", due);
             tokio::pin!(meeting, ready);
             let mut met = None;
             let ready = loop {

@@ -7,10 +7,11 @@
 //! The socket through which the link was agreed on stays open, and has two uses. Its end is the end of the peer's process. And the
 //! last bytes of a stream, a goodbye, go through it: once it is readable, what lies in the ring is read first, and then the socket.
 //!
-//! **Whom it trusts.** Both ends belong to the same user (`SO_PEERCRED`, compared with the effective user id, see unix(7)), who can stop
-//! and inspect either process anyway (kill(2), ptrace(2)). Still nothing that a peer does to the memory can make this side crash, read
-//! what is not the peer's, or wait for good: positions are checked where they are read ([`ring`]), bytes are copied before they
-//! are parsed, and the size of the memory cannot change.
+//! **Whom it trusts.** Both ends belong to the same user (`SO_PEERCRED`, compared with the effective user id, see unix(7)), who in most
+//! settings can stop and inspect either process anyway (kill(2), ptrace(2)); containers that share a user id but nothing else are one where
+//! not. Nothing that a peer does to the memory can make this side crash or read what is not the peer's: positions are checked where they
+//! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. But all peers of a
+//! completion queue ring the same bell, and one that fills it keeps the others from waking this side.
 #![allow(unsafe_code)]
 
 mod lending;
@@ -28,7 +29,8 @@ use std::sync::{Arc, OnceLock};
 pub(super) use self::lending::END;
 use self::lending::Lent;
 pub(super) use self::offer::{
-    Agreement, DECLINED, OFFERED, Place, Side, Socket, offer, place, reason, receive, send, take_up, take_up_beside,
+    Agreement, DECLINED, DESCRIPTORS, OFFERED, Place, Side, Socket, offer, place, reason, receive, send, take_up,
+    take_up_beside,
 };
 pub use self::policy::LinkPolicy;
 use self::ring::{Corrupt, Reader, Writer};

@@ -13,8 +13,9 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -50,7 +51,7 @@ const FAILED: u8 = 6;
 const OVERFLOW_USER: u32 = 65534;
 
 /// Most descriptors in one message.
-const DESCRIPTORS: usize = 2;
+pub(in super::super) const DESCRIPTORS: usize = 2;
 
 /// The accepting end's answer to an offer.
 #[derive(Debug)]
@@ -154,14 +155,24 @@ impl Agreement {
     /// This end of the link, once the peer has taken it.
     pub(in super::super) fn conclude(self, bell: OwnedFd) -> io::Result<Wire> {
         let memory = self.memory.ok_or(io::ErrorKind::NotConnected)?;
+        if !is_bell(&bell) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's descriptor is no eventfd"));
+        }
         Wire::new(memory.as_fd(), bell, 0)
     }
+}
+
+/// Whether writing to a peer's descriptor wakes somebody, and does nothing else. Without /proc that is not known, and then it is not.
+fn is_bell(bell: &OwnedFd) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", bell.as_raw_fd()));
+    let nonblocking = fcntl_getfl(bell).and_then(|flags| fcntl_setfl(bell, flags | OFlags::NONBLOCK));
+    link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]") && nonblocking.is_ok()
 }
 
 /// The connecting end of the link, out of what came with REPLY.
 pub(in super::super) fn take_up(mut received: Vec<OwnedFd>) -> io::Result<Wire> {
     match (received.pop(), received.pop(), received.pop()) {
-        (Some(bell), Some(memory), None) => Wire::new(memory.as_fd(), bell, 1),
+        (Some(bell), Some(memory), None) if is_bell(&bell) => Wire::new(memory.as_fd(), bell, 1),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the memory did not come with the reply")),
     }
 }

@@ -13,9 +13,10 @@ const VARIABLE: &str = "TOKIO_RDMA_LINK";
 pub enum LinkPolicy {
     /// Shared memory between processes of one host and one user (and within a process), where both ends agree and nothing stands in
     /// the way; otherwise the socket that they connected through.
-    #[default]
     Auto,
-    /// Sockets only.
+    /// Sockets only: the default, since a peer that is linked through shared memory is trusted with more (see the module
+    /// [`soft`](crate::soft)).
+    #[default]
     Sockets,
     /// Shared memory only: connecting fails, and says why, where it cannot be had.
     SharedMemory,
@@ -27,8 +28,9 @@ impl LinkPolicy {
         if let Some(policy) = chosen {
             return Ok(policy);
         }
-        let Some(value) = std::env::var_os(VARIABLE) else { return Ok(Self::Auto) };
+        let Some(value) = std::env::var_os(VARIABLE) else { return Ok(Self::default()) };
         match value.to_str() {
+            Some("") => Ok(Self::default()),
             Some("auto") => Ok(Self::Auto),
             Some("sockets") => Ok(Self::Sockets),
             Some("shm") => Ok(Self::SharedMemory),

@@ -15,6 +15,7 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::memory::Access;
 use crate::memory::dma::Segment;
+use crate::memory::pages::{MAPPED, is_ordinary};
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Slots in each direction: so many regions of a peer are used directly at a time, and any further ones through the ring.
@@ -44,6 +45,12 @@ impl Slot {
     /// The owner closes it. Whoever is busy may be so a little longer.
     pub(super) fn close(&self) {
         self.state.store(CLOSED, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Closes it for good: nobody is waited for.
+    pub(super) fn abandon(&self) {
+        self.state.store(GIVEN_UP, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
@@ -124,6 +131,8 @@ impl Window {
             || grant.len == 0
             || grant.slot as usize >= SLOTS
             || [CLOSED, GIVEN_UP].contains(&grant.number)
+            || size > MAPPED as u64
+            || !is_ordinary(memory)?
         {
             return Err(wrong("a region that is not in its memory"));
         }

@@ -62,6 +62,10 @@ impl Tx {
                     }
                     qp.direct.fetch_add(1, Ordering::Relaxed);
                     self.sq.pop();
+                    if self.front_poison().is_some() {
+                        qp.doomed.store(true, Ordering::SeqCst);
+                        return false;
+                    }
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! HTTP over RDMA: hyper's server and client, unchanged, on an `RdmaStream` instead of a `TcpStream`.
 //!
-//! `cargo run --release --example http_hyper`
+//! `cargo run --release -p services --bin http_hyper`
 
 use std::time::Instant;
 

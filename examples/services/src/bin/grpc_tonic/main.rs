@@ -1,7 +1,7 @@
 //! gRPC over RDMA: tonic's server and client, unchanged, on an `RdmaStream`; and the same over a `TcpStream`, to compare.
 //! Without protoc: the messages are structs, and the service is written out.
 //!
-//! `cargo run --release --example grpc_tonic`
+//! `cargo run --release -p services --bin grpc_tonic`
 
 mod echo;
 mod transport;
