@@ -21,7 +21,7 @@ use crate::sync::atomic::{AtomicU32, Ordering, fence};
 /// Slots in each direction: so many regions of a peer are used directly at a time, and any further ones through the ring.
 pub(super) const SLOTS: usize = 32;
 
-/// For so long an owner waits for a copy of at most [`CHUNK`] to end. One that takes longer is of a process that was stopped.
+/// For so long an owner waits for a copy of at most 256 KiB to end. One that takes longer is of a process that was stopped.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The state of a slot that opens nothing.
