@@ -200,9 +200,9 @@ fn a_key_that_is_revoked_in_the_middle() {
 /// What takes long is taken up again and again: once for each time it was put off, and the peer is no more lost than while bytes come.
 #[test]
 fn long_copies_neither_pile_up_nor_count_as_silence() {
-    let patience = QpConfig { ack_timeout: Duration::from_millis(50), retry_count: 1, ..config() };
+    let patience = QpConfig { ack_timeout: Duration::from_millis(250), retry_count: 1, ..config() };
     for cut_off in [false, true] {
-        let (a, b, devices) = slow_pair(Duration::from_millis(15), patience);
+        let (a, b, devices) = slow_pair(Duration::from_millis(80), patience);
         if cut_off {
             devices.iter().for_each(|device| device.cut_off());
         }
