@@ -14,6 +14,9 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 const WARM_UP: usize = 300;
 
+/// So often an operation is watched until it has allocated nothing.
+const LOOKS: usize = 3;
+
 /// Operations that are watched; fewer on an emulated machine.
 fn counted() -> usize {
     static COUNTED: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
@@ -56,7 +59,26 @@ fn in_every_mode(setups: &[Setup], chosen: impl Fn(&Setup, CompletionMode) -> bo
     assert!(failures.is_empty(), "allocations in steady state:\n{}", failures.join("\n"));
 }
 
+/// What allocates each time that it is watched. On a busy machine an earlier connection, of a setup before this one perhaps, may
+/// be taken down so late that it is counted here.
 fn every_operation(setup: Setup) -> Vec<(&'static str, u64)> {
+    let mut least = watched_once(setup);
+    for _ in 1..LOOKS {
+        if least.iter().all(|(_, blocks)| *blocks == 0) {
+            break;
+        }
+        for ((operation, least), (again, blocks)) in least.iter_mut().zip(watched_once(setup)) {
+            assert_eq!(*operation, again);
+            if *least > 0 {
+                println!("{operation}: {least} allocations, then {blocks}");
+            }
+            *least = blocks.min(*least);
+        }
+    }
+    least
+}
+
+fn watched_once(setup: Setup) -> Vec<(&'static str, u64)> {
     let (told, found) = std::sync::mpsc::channel();
     run(setup, move |rig| async move { told.send(allocations(&rig).await).unwrap() });
     found.recv().unwrap()

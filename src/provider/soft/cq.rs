@@ -292,6 +292,10 @@ impl CqShared {
                     .map_err(|error| Error::io("poll", "completion queue", error.into()))?;
                 more |= ready.len() == READY;
                 for (token, writable) in ready {
+                    if token == BELL {
+                        // It was meant for the engine as well, which peers do not ring for again before it has seen to that.
+                        self.want_attention();
+                    }
                     if let Some(qp) = self.told_of(token).filter(|qp| writable || !driven(qp)) {
                         more |= self.look_at(&qp, writable, deferred);
                     }

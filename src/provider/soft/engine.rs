@@ -51,6 +51,8 @@ pub(super) struct Control {
     arrivals: Mutex<Arrivals>,
     /// Rounds of the engine's loop: an idle device makes none.
     rounds: AtomicU64,
+    #[cfg(test)]
+    hasty: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -65,8 +67,15 @@ impl Control {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(e.into()))?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN).map_err(|e| failed(e.into()))?;
-        let (stopped, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
-        let control = Arc::new(Self { epoll, wake, stopped, arrivals: Mutex::default(), rounds });
+        let control = Arc::new(Self {
+            epoll,
+            wake,
+            stopped: AtomicBool::new(false),
+            arrivals: Mutex::default(),
+            rounds: AtomicU64::new(0),
+            #[cfg(test)]
+            hasty: AtomicBool::new(false),
+        });
         // With room from the start: on a busy host the thread gets its first turn when operations run already, and they allocate
         // nothing.
         let engine = Engine {
@@ -101,6 +110,20 @@ impl Control {
             self.arrivals.lock().lingering.push(lingering);
             self.wake();
         }
+    }
+
+    fn spin(&self) -> Duration {
+        #[cfg(test)]
+        if self.hasty.load(Ordering::Relaxed) {
+            return Duration::ZERO;
+        }
+        SPIN
+    }
+
+    /// From now on the engine is held up after each look for longer than it would look on.
+    #[cfg(test)]
+    pub(super) fn hold_up(&self) {
+        self.hasty.store(true, Ordering::Relaxed);
     }
 
     #[cfg(test)]
@@ -176,9 +199,7 @@ impl Engine {
     }
 
     fn welcome(&mut self) {
-        let mut arrivals = self.control.arrivals.lock();
-        let (queues, lingering) = (std::mem::take(&mut arrivals.queues), std::mem::take(&mut arrivals.lingering));
-        drop(arrivals);
+        let Arrivals { queues, lingering } = std::mem::take(&mut *self.control.arrivals.lock());
         for queue in queues {
             if let Some(strong) = queue.upgrade() {
                 self.queues.push(Watched::new(queue, &strong, &self.control));
@@ -269,8 +290,8 @@ impl Watched {
             self.patient = false;
         }
         let started = Instant::now();
-        let (mut idle_since, mut unfinished) = (started, false);
-        while unfinished || idle_since.elapsed() < SPIN {
+        let mut idle_since = started;
+        loop {
             if started.elapsed() > TURN {
                 // On with it in the next round.
                 self.signalled = true;
@@ -281,9 +302,12 @@ impl Watched {
             if self.looked(queue) {
                 return self.leave_to_others(queue, control);
             }
-            unfinished = driven.more;
             if driven.worked || driven.more {
                 idle_since = Instant::now();
+            }
+            // Asked only now: on a busy host the time may be over before the first look, and nobody tells of this arrival again.
+            if !driven.more && idle_since.elapsed() >= control.spin() {
+                break;
             }
             rustix::thread::sched_yield();
         }
@@ -318,6 +342,9 @@ impl Watched {
                 self.watch(queue, control);
                 self.patient = false;
                 self.signalled = true;
+            } else if self.watching {
+                // A bell that rang during the drive was taken for one that rang before.
+                self.rest(queue);
             }
             if self.watching {
                 self.tick = (self.tick * 2).min(TIMER_TICK);
