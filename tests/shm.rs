@@ -6,13 +6,14 @@ mod common;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::data::{fill, pattern};
 use common::process::{Parent, Second};
-use common::rig::{End, Pair, Rig, Setup, contents};
+use common::rig::{End, Pair, Rig, Setup, contents, usual};
 use tokio_rdma::{
-    Access, CloseReason, CompletionMode, Connection, Error, ExposedRegion, Link, RemoteRegion, SgList, WcStatus,
+    Access, CloseReason, CompletionMode, Connection, ConnectionBuilder, Error, ExposedRegion, Link, RemoteRegion,
+    SgList, WcStatus,
 };
 
 macro_rules! cases {
@@ -35,6 +36,7 @@ cases!(
     a_read_is_ready_at_its_first_poll,
     many_regions_are_used_at_a_time,
     lists_are_gathered_and_scattered,
+    a_long_queue_of_them_shows_that_the_link_lives,
 );
 
 /// A pair, with memory of the server that the client has used once.
@@ -94,6 +96,24 @@ async fn large_ones_are_direct_too(rig: Rig) {
     let read = pair.client.fetch(&remote).await;
     assert!(read[..LEN - 4] == pattern(LEN, 3)[..LEN - 4] && read.ends_with(b"last"));
     assert_eq!(direct(&pair.client) - before, 2);
+}
+
+/// Not one answer of the peer is needed while they are carried out, and it does not count as lost.
+async fn a_long_queue_of_them_shows_that_the_link_lives(rig: Rig) {
+    const LEN: usize = 256 << 10;
+    const COUNT: u32 = 1200;
+    let hasty = |end: ConnectionBuilder| end.ack_timeout(Duration::from_millis(25)).retry_count(0).send_depth(COUNT);
+    let pair = rig.pair_with(hasty, usual).await;
+    let region = pair.server.exposed(LEN);
+    use_until_direct(&pair.client, &region.remote()).await;
+    let before = direct(&pair.client);
+    let mut batch = pair.client.batch();
+    let writes: Vec<_> = (0..COUNT).map(|_| batch.write(pair.client.buffer(LEN), &region.remote())).collect();
+    batch.post().await.unwrap();
+    for write in writes {
+        write.await.unwrap();
+    }
+    assert_eq!(direct(&pair.client) - before, COUNT.into());
 }
 
 async fn memory_that_shares_its_pages_goes_through_the_link(rig: Rig) {

@@ -70,8 +70,6 @@ pub(super) struct QpShared {
     rq: Mutex<ReceiveQueue>,
     /// It is on its completion queue's list of those to be driven again.
     pub(super) postponed: AtomicBool,
-    /// Frames were read and not carried out.
-    unfinished: AtomicBool,
     /// Somebody wanted to drive while somebody else did.
     missed: AtomicBool,
     /// The responder's progress: all requests below are done. Rides on every frame.
@@ -178,7 +176,6 @@ impl Qp {
             tx: Mutex::new(Tx::new(config.send_depth as usize, cut_after)),
             rq: Mutex::new(rq),
             postponed: AtomicBool::new(false),
-            unfinished: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             done: AtomicU64::new(0),
             receives_posted: AtomicU64::new(0),
@@ -262,13 +259,7 @@ impl QpShared {
                 self.missed.store(true, Ordering::SeqCst);
                 self.rx.try_lock()
             });
-            let Some(mut rx) = guard else {
-                // Who has it may only want to end the queue pair, and then not.
-                if self.unfinished.load(Ordering::SeqCst) {
-                    self.cq.postpone(self);
-                }
-                break;
-            };
+            let Some(mut rx) = guard else { break };
             let driven = self.drive_locked(&mut rx, eager);
             drop(rx);
             total.worked |= driven.worked;
@@ -291,7 +282,6 @@ impl QpShared {
         });
         match result {
             Ok(driven) => {
-                self.unfinished.store(rx.is_unfinished(), Ordering::SeqCst);
                 if rx.is_unfinished() {
                     self.cq.postpone(self);
                 }
@@ -444,6 +434,15 @@ impl QpShared {
             let mut rx = self.rx.lock();
             let mut tx = self.tx.lock();
             self.fulfil_doom(&mut rx, &mut tx);
+            drop((rx, tx));
+            self.make_up();
+        }
+    }
+
+    /// After `rx` was held by somebody who did not read: others may have come meanwhile to do so, and left it to the holder.
+    fn make_up(self: &Arc<Self>) {
+        if self.missed.swap(false, Ordering::SeqCst) && self.closed.get().is_none() {
+            self.cq.postpone(self);
         }
     }
 
@@ -652,6 +651,8 @@ impl QpShared {
             tx.poison(msn, status);
             self.fail_locked(&mut rx, &mut tx, CloseReason::Failed(status));
         }
+        drop((rx, tx));
+        self.make_up();
     }
 
     /// Forgets how long nothing happened: the engine did not watch.
@@ -666,9 +667,11 @@ impl QpShared {
         let shared = Arc::clone(self);
         let (hold, held) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel::<()>());
         std::thread::spawn(move || {
-            let _rx = shared.rx.lock();
+            let rx = shared.rx.lock();
             let _ = held.0.send(());
             let _ = hold.1.recv();
+            drop(rx);
+            shared.make_up();
         });
         let _ = held.1.recv();
         hold.0

@@ -54,7 +54,9 @@ impl Tx {
                     qp.drained.add(len);
                 }
                 Step::Done => {
-                    *budget = budget.saturating_sub(entry.length as usize - entry.received as usize);
+                    let left = entry.length as usize - entry.received as usize;
+                    *budget = budget.saturating_sub(left);
+                    qp.drained.add(left);
                     if entry.signaled {
                         let (wr_id, byte_len) = (entry.wr_id, entry.length);
                         qp.complete(WorkCompletion { wr_id, byte_len, ..WorkCompletion::default() });
