@@ -1,0 +1,371 @@
+//! The server: keeps the parameters, gives out work, and applies what comes back.
+
+mod checkpoint;
+mod plot;
+mod progress;
+mod schedule;
+mod seat;
+
+pub use self::progress::say;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::StreamExt;
+use indicatif::HumanBytes;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_rdma::{Listener, ProtectionDomain};
+
+use self::checkpoint::Checkpoint;
+use self::progress::{Progress, State};
+use self::schedule::{Position, Schedule};
+use self::seat::{Command, Event, Terms};
+use crate::compute::descend;
+use crate::digits::{Batches, Digits};
+use crate::model::{self, PARAMETERS};
+use crate::options::Options;
+use crate::published::Publisher;
+use crate::wire::{GRADIENT_LEN, Header, Hello, floats_to_bytes};
+
+/// What the server prints before its address.
+pub const LISTENING: &str = "listening on ";
+
+/// How long a worker waits that was too fast for a receive.
+pub const RNR_TIMER: Duration = Duration::from_micros(80);
+
+/// Events that may wait.
+const EVENTS: usize = 1024;
+
+/// How long workers may take to go when all is done.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Trains, from the first worker to the accuracy.
+pub async fn run(options: &Options) -> Result<()> {
+    let digits = Digits::load()?;
+    let device = options.open_device()?;
+    let domain = device.alloc_pd()?;
+    let mut training = Training::new(options, &domain, &digits)?;
+
+    let address = options.address.clone().map_or_else(|| device.local_address(0), Ok)?;
+    let hello = Hello { computes_on: String::new() };
+    let settings = Listener::builder(&domain).connections(|it| it.rnr_timer(RNR_TIMER).private_data(hello.to_bytes()));
+    let listener = settings.bind(address).await.context("cannot listen; --address names another place")?;
+    say(&format!("{LISTENING}{}", listener.local_address()))?;
+    if options.resume {
+        let (step, applied) = (training.schedule.version(), training.schedule.applied());
+        say(&format!("resumed at step {step}, with {applied} batches applied"))?;
+    }
+
+    let (sender, mut events) = mpsc::channel(EVENTS);
+    let mut incoming = listener.incoming();
+    let mut seats = JoinSet::new();
+    let mut next_worker = 0;
+    let mut stopped = None;
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    while !training.schedule.is_finished() {
+        let alone = training.alone_since.map(|since| since + options.wait());
+        tokio::select! {
+            connection = incoming.next() => {
+                let connection = connection.context("the listener has ended")??;
+                seats.spawn(seat::serve(next_worker, connection, training.terms(), sender.clone()));
+                next_worker += 1;
+            }
+            event = events.recv() => training.hear(event.context("every sender is gone")?)?,
+            saved = saved(&mut training.saving) => training.saved(saved)?,
+            Some(_) = seats.join_next() => {}
+            () = sleep_until(alone.unwrap_or_else(Instant::now)), if alone.is_some() => {
+                let (there, wanted) = (training.schedule.workers(), training.schedule.quorum());
+                bail!("{there} of {wanted} workers within {:?}; --wait sets the limit", options.wait());
+            }
+            _ = interrupt.recv() => stopped = Some("interrupted"),
+            _ = terminate.recv() => stopped = Some("terminated"),
+        }
+        if let Some(why) = stopped {
+            // Before the parameters are taken back, so that workers see a server that is gone and not a key that is.
+            seats.shutdown().await;
+            return training.stop(why).await;
+        }
+    }
+    // Nobody may join any more, and those who are there hear that it is over.
+    drop(incoming);
+    training.commands.clear();
+    training.finish(&digits).await?;
+    let _ = timeout(FAREWELL, async { while seats.join_next().await.is_some() {} }).await;
+    training.conclude(&digits)
+}
+
+/// Parameters, and how they come about.
+struct Training<'a> {
+    options: &'a Options,
+    schedule: Schedule,
+    parameters: Box<[f32; PARAMETERS]>,
+    publisher: Publisher,
+    /// The parameters in the form that is published.
+    bytes: Vec<u8>,
+    /// By ticket, so that sums come out the same whoever was first.
+    gradients: BTreeMap<u64, (Header, Box<[f32; PARAMETERS]>)>,
+    commands: BTreeMap<u32, UnboundedSender<Command>>,
+    /// All that ever joined.
+    joined: BTreeSet<u32>,
+    losses: Vec<f32>,
+    traffic: Traffic,
+    progress: Progress,
+    saving: Option<JoinHandle<Result<u64>>>,
+    /// Since when nothing can go on for want of workers.
+    alone_since: Option<Instant>,
+}
+
+/// What was moved in this process's life.
+#[derive(Default)]
+struct Traffic {
+    gradients: u64,
+    /// Of each worker, as it says.
+    pulled: BTreeMap<u32, (u64, u64)>,
+}
+
+impl Traffic {
+    fn pushed(&self) -> u64 {
+        self.gradients * GRADIENT_LEN as u64
+    }
+
+    fn pulled(&self) -> u64 {
+        self.pulled.values().map(|(bytes, _)| bytes).sum()
+    }
+
+    fn repeated(&self) -> u64 {
+        self.pulled.values().map(|(_, times)| times).sum()
+    }
+}
+
+impl<'a> Training<'a> {
+    fn new(options: &'a Options, domain: &ProtectionDomain, digits: &Digits) -> Result<Self> {
+        let mut parameters = model::initial(options.seed);
+        let (mut position, mut losses) = (Position { version: 0, next: 0, due: Vec::new() }, Vec::new());
+        if options.resume {
+            let path = options.checkpoint.as_deref().context("--resume needs --checkpoint FILE")?;
+            let saved = Checkpoint::load(path)?;
+            let (ours, theirs) = ((options.seed, options.batch), (saved.seed, saved.batch));
+            ensure!(
+                ours == theirs,
+                "resume: --seed and --batch are {ours:?}, the checkpoint's are {theirs:?}; go on with the same"
+            );
+            parameters.copy_from_slice(&saved.parameters);
+            (position, losses) = (saved.position(), saved.losses);
+        }
+        let batches = Batches::new(digits.training.len(), options.batch as usize, options.seed);
+        let tickets = u64::from(options.epochs) * batches.per_epoch();
+        let schedule = Schedule::new(position, tickets, options.staleness(), options.workers);
+        let mut bytes = vec![0; GRADIENT_LEN];
+        floats_to_bytes(&parameters[..], &mut bytes);
+        let publisher = Publisher::new(domain, schedule.version(), &bytes)?;
+        let progress = Progress::new(tickets, schedule.applied(), options.log_every);
+        Ok(Self {
+            options,
+            schedule,
+            parameters,
+            publisher,
+            bytes,
+            gradients: BTreeMap::new(),
+            commands: BTreeMap::new(),
+            joined: BTreeSet::new(),
+            losses,
+            traffic: Traffic::default(),
+            progress,
+            saving: None,
+            alone_since: Some(Instant::now()),
+        })
+    }
+
+    fn terms(&self) -> Terms {
+        let Options { seed, batch, .. } = *self.options;
+        Terms { seed, batch, published: self.publisher.remote(), patience: self.options.patience() }
+    }
+
+    fn hear(&mut self, event: Event) -> Result<()> {
+        match event {
+            Event::Joined { worker, greeting, commands } => {
+                self.schedule.join(worker);
+                self.joined.insert(worker);
+                self.commands.insert(worker, commands);
+                self.progress.say(&format!("worker {worker} joined: {greeting}"))?;
+            }
+            Event::Delivered { worker, header, gradient } => {
+                match self.schedule.deliver(worker, header.ticket, header.base) {
+                    Ok(()) => {
+                        self.traffic.gradients += 1;
+                        self.traffic.pulled.insert(worker, (header.pulled, header.repeated));
+                        self.gradients.insert(header.ticket, (header, gradient));
+                    }
+                    Err(error) => self.dismiss(worker, &format!("{error:#}"))?,
+                }
+            }
+            Event::Left { worker, why } => self.dismiss(worker, &why)?,
+        }
+        while let Some(tickets) = self.schedule.step() {
+            self.apply(&tickets)?;
+        }
+        for (worker, work) in self.schedule.assign() {
+            self.progress.begin(self.schedule.version());
+            if let Some(commands) = self.commands.get(&worker) {
+                // If the worker is gone, an event says so.
+                let _ = commands.send(Command::Work(work));
+            }
+        }
+        let alone = self.schedule.workers() < self.schedule.quorum().max(1);
+        self.alone_since = if alone { self.alone_since.or_else(|| Some(Instant::now())) } else { None };
+        Ok(())
+    }
+
+    /// Tells once of each worker why it is not there any more.
+    fn dismiss(&mut self, worker: u32, why: &str) -> Result<()> {
+        self.schedule.leave(worker);
+        let said = match self.commands.remove(&worker) {
+            Some(commands) => {
+                let _ = commands.send(Command::Dismiss);
+                "left"
+            }
+            None if self.joined.contains(&worker) => return Ok(()),
+            None => "was refused",
+        };
+        self.progress.say(&format!("worker {worker} {said}: {why}"))
+    }
+
+    /// One step, with the gradients of these tickets.
+    fn apply(&mut self, tickets: &[u64]) -> Result<()> {
+        let gradients: Vec<_> = tickets.iter().filter_map(|ticket| self.gradients.remove(ticket)).collect();
+        descend(&mut self.parameters, gradients.iter().map(|(_, gradient)| &**gradient), self.options.rate);
+        ensure!(
+            self.parameters.iter().all(|it| it.is_finite()),
+            "step {}: the parameters are not finite any more; lower --rate, which is {}",
+            self.schedule.version(),
+            self.options.rate
+        );
+        floats_to_bytes(&self.parameters[..], &mut self.bytes);
+        let version = self.schedule.version();
+        self.publisher.publish(version, &self.bytes)?;
+
+        let samples: u32 = gradients.iter().map(|(header, _)| header.samples).sum();
+        let loss: f32 = gradients.iter().map(|(header, _)| header.loss * header.samples as f32).sum();
+        self.losses.push(loss / samples.max(1) as f32);
+        self.progress.step(self.state())?;
+        if version % self.options.checkpoint_every == 0 {
+            self.save();
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> State {
+        State {
+            step: self.schedule.version(),
+            applied: self.schedule.applied(),
+            loss: self.losses.last().copied().unwrap_or(f32::NAN),
+            workers: self.schedule.workers(),
+            moved: self.traffic.pushed() + self.traffic.pulled(),
+        }
+    }
+
+    /// Starts to write a checkpoint, unless one is being written: the next one will be newer.
+    fn save(&mut self) {
+        if self.saving.is_some() {
+            return;
+        }
+        let Some(path) = self.options.checkpoint.clone() else { return };
+        let checkpoint = self.checkpoint();
+        self.saving = Some(tokio::task::spawn_blocking(move || checkpoint.save(&path).map(|()| checkpoint.version)));
+    }
+
+    fn checkpoint(&self) -> Checkpoint {
+        let Options { seed, batch, .. } = *self.options;
+        let Position { version, next, due } = self.schedule.position();
+        Checkpoint {
+            seed,
+            batch,
+            version,
+            next,
+            due,
+            parameters: self.parameters.to_vec(),
+            losses: self.losses.clone(),
+        }
+    }
+
+    /// A training whose checkpoints cannot be written does not go on as if they were.
+    fn saved(&mut self, saved: Result<u64>) -> Result<()> {
+        self.progress.say(&format!("checkpoint at step {}", saved?))
+    }
+
+    /// The last checkpoint, after those under way.
+    async fn save_last(&mut self) -> Result<()> {
+        if self.saving.is_some() {
+            let before = saved(&mut self.saving).await;
+            self.saved(before)?;
+        }
+        self.save();
+        if self.saving.is_some() {
+            let last = saved(&mut self.saving).await;
+            self.saved(last)?;
+        }
+        Ok(())
+    }
+
+    /// Ends before the end, so that `--resume` goes on from here.
+    async fn stop(mut self, why: &str) -> Result<()> {
+        self.progress.end();
+        self.save_last().await?;
+        let step = self.schedule.version();
+        match &self.options.checkpoint {
+            Some(path) => bail!("{why} at step {step}; --resume goes on from {}", path.display()),
+            None => bail!("{why} at step {step}; with --checkpoint FILE the training could go on from there"),
+        }
+    }
+
+    async fn finish(&mut self, digits: &Digits) -> Result<()> {
+        self.progress.end();
+        self.save_last().await?;
+        if let Some(file) = &self.options.plot {
+            let title =
+                format!("{} training samples, {} steps, {}", digits.training.len(), self.losses.len(), self.mode());
+            plot::draw(&self.losses, &title, file)?;
+        }
+        Ok(())
+    }
+
+    fn mode(&self) -> String {
+        match self.options.staleness() {
+            0 => "synchronous".to_owned(),
+            limit => format!("at most {limit} steps stale"),
+        }
+    }
+
+    fn conclude(&self, digits: &Digits) -> Result<()> {
+        let seconds = self.progress.elapsed().as_secs_f64().max(1e-9);
+        let rate = |bytes: u64| HumanBytes((bytes as f64 / seconds) as u64);
+        let Traffic { gradients, .. } = self.traffic;
+        say(&format!(
+            "{gradients} gradients in {seconds:.2} s, {:.0}/s: pushed {}/s, pulled {}/s, {} pulls repeated",
+            gradients as f64 / seconds,
+            rate(self.traffic.pushed()),
+            rate(self.traffic.pulled()),
+            self.traffic.repeated(),
+        ))?;
+        say(&format!(
+            "{} steps, {}; the stalest gradient lay {} steps behind",
+            self.schedule.version(),
+            self.mode(),
+            self.schedule.stalest()
+        ))?;
+        say(&format!("test accuracy {:.3}", model::accuracy(&self.parameters, &digits.held_out)))
+    }
+}
+
+/// Waits for a checkpoint that is being written; for ever if none is.
+async fn saved(saving: &mut Option<JoinHandle<Result<u64>>>) -> Result<u64> {
+    let Some(writing) = saving else { return pending().await };
+    let outcome = writing.await;
+    *saving = None;
+    outcome.context("write a checkpoint")?
+}

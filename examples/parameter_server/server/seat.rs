@@ -1,0 +1,293 @@
+//! A worker's place at the server: its connection, and the memory that it writes gradients into.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::StreamExt;
+use tokio::sync::mpsc::{Sender, UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::{Instant, sleep_until};
+use tokio_rdma::{Access, Connection, ExposedRegion, RemoteRegion};
+
+use crate::model::{self, PARAMETERS};
+use crate::wire::{Header, Hello, Order, SLOT_LEN, Welcome, Work, floats_from_bytes};
+
+/// A worker has one gradient on its way, so one notice; one more that nobody asked for is to be noticed as well.
+const RECEIVES: usize = 2;
+
+/// How long a worker may take to say goodbye when all is done.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// What the training hears of a worker.
+pub enum Event {
+    Joined { worker: u32, greeting: String, commands: UnboundedSender<Command> },
+    Delivered { worker: u32, header: Header, gradient: Box<[f32; PARAMETERS]> },
+    Left { worker: u32, why: String },
+}
+
+/// What the training wants of a worker. When no more can come, the training is over.
+pub enum Command {
+    Work(Work),
+    /// It did something wrong; nothing more is taken from it.
+    Dismiss,
+}
+
+/// What a seat is set up with.
+pub struct Terms {
+    pub seed: u64,
+    pub batch: u32,
+    pub published: RemoteRegion,
+    /// How long a worker may keep a ticket.
+    pub patience: Duration,
+}
+
+/// Serves a worker until one side has had enough, and tells the training.
+pub async fn serve(worker: u32, connection: Connection, terms: Terms, events: Sender<Event>) {
+    let outcome = match Seat::new(worker, connection, terms, events.clone()).await {
+        Ok((mut seat, commands)) => seat.talk(commands).await,
+        Err(error) => Err(error),
+    };
+    let why = outcome.map_or_else(|error| format!("{error:#}"), |()| "finished".to_owned());
+    // Nobody listens when the training has ended before.
+    let _ = events.send(Event::Left { worker, why }).await;
+}
+
+struct Seat {
+    worker: u32,
+    connection: Connection,
+    slot: ExposedRegion,
+    /// What was in the slot.
+    bytes: Vec<u8>,
+    patience: Duration,
+    events: Sender<Event>,
+    /// The ticket that the worker has, and until when it may keep it.
+    owed: Option<(u64, Instant)>,
+    welcome: Welcome,
+}
+
+impl Seat {
+    async fn new(
+        worker: u32,
+        connection: Connection,
+        terms: Terms,
+        events: Sender<Event>,
+    ) -> Result<(Self, UnboundedReceiver<Command>)> {
+        let hello = Hello::from_bytes(connection.peer_private_data())?;
+        let slot = connection.domain().alloc(SLOT_LEN)?.expose(Access::REMOTE_WRITE)?;
+        let Terms { seed, batch, published, patience } = terms;
+        let welcome = Welcome { worker, batch, seed, published, slot: slot.remote() };
+        let greeting = format!("computes on {}, link {}", hello.computes_on, connection.link());
+        let (commands, receiver) = unbounded_channel();
+        events.send(Event::Joined { worker, greeting, commands }).await.ok().context("the training has ended")?;
+        let seat = Self { worker, connection, slot, bytes: vec![0; SLOT_LEN], patience, events, owed: None, welcome };
+        Ok((seat, receiver))
+    }
+
+    async fn talk(&mut self, mut commands: UnboundedReceiver<Command>) -> Result<()> {
+        let mut notices = self.connection.receiver(RECEIVES, 8)?;
+        self.tell(Order::Welcome(self.welcome)).await?;
+        loop {
+            // Without a ticket there is nothing to wait for.
+            let late = self.owed.map_or_else(|| Instant::now() + self.patience, |(_, until)| until);
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Work(work)) => {
+                        self.owed = Some((work.ticket, Instant::now() + self.patience));
+                        self.tell(Order::Work(work)).await?;
+                    }
+                    Some(Command::Dismiss) => return Ok(()),
+                    None => {
+                        self.tell(Order::Finish).await?;
+                        // It has closed, or is not worth waiting for.
+                        let _ = tokio::time::timeout(FAREWELL, self.connection.closed()).await;
+                        return Ok(());
+                    }
+                },
+                notice = notices.next() => match notice {
+                    Some(notice) => {
+                        let notice = notice?;
+                        let written = notice.written().context("a message instead of a gradient")?;
+                        let immediate = notice.immediate().context("a write without immediate data")?;
+                        self.take(written, immediate).await?;
+                    }
+                    None => bail!("its connection ended"),
+                },
+                () = sleep_until(late), if self.owed.is_some() => {
+                    bail!("no gradient within {:?}; --patience sets the limit", self.patience)
+                }
+            }
+        }
+    }
+
+    /// Takes the gradient out of the slot, which then is free. The worker writes header and gradient, in this order, and the notice
+    /// of the second write comes after the bytes of both.
+    async fn take(&mut self, written: usize, immediate: u32) -> Result<()> {
+        let (ticket, _) = self.owed.take().context("a gradient that nobody asked for")?;
+        self.slot.copy_to(0, &mut self.bytes)?;
+        let (header, body) = self.bytes.split_first_chunk().context("a short slot")?;
+        let header = Header::from_bytes(header);
+        ensure!(written == body.len(), "a gradient of {written} bytes instead of {}", body.len());
+        ensure!(
+            immediate == ticket as u32 && header.ticket == ticket,
+            "a gradient for ticket {} with the immediate {immediate}, not for {ticket}",
+            header.ticket
+        );
+        ensure!(
+            (1..=self.welcome.batch).contains(&header.samples),
+            "a gradient of {} samples, the limit is {}",
+            header.samples,
+            self.welcome.batch
+        );
+        let mut gradient = model::zeroed();
+        floats_from_bytes(body, &mut gradient[..]);
+        // One that is not would spoil the parameters for everybody.
+        ensure!(
+            header.loss.is_finite() && gradient.iter().all(|it| it.is_finite()),
+            "a gradient that is not finite; lower --rate"
+        );
+        let event = Event::Delivered { worker: self.worker, header, gradient };
+        self.events.send(event).await.ok().context("the training has ended")
+    }
+
+    async fn tell(&self, order: Order) -> Result<()> {
+        let message = self.connection.domain().register(order.to_bytes())?;
+        self.connection.send(message).timeout(self.patience).await.context("it took no order")?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::{Receiver, channel};
+    use tokio_rdma::{Device, Listener};
+
+    use super::*;
+    use crate::wire::GRADIENT_LEN;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// A seat, and the worker in it, which the test plays.
+    struct Played {
+        connection: Connection,
+        orders: tokio_rdma::messages::Receiver,
+        welcome: Welcome,
+        commands: UnboundedSender<Command>,
+        events: Receiver<Event>,
+    }
+
+    impl Played {
+        async fn new(patience: Duration) -> Self {
+            let pd = Device::open("soft0").unwrap().alloc_pd().unwrap();
+            let listener = Listener::bind(&pd, "127.0.0.1:0").await.unwrap();
+            let hello = Hello { computes_on: "paper".into() };
+            let connecting = Connection::builder(&pd).private_data(hello.to_bytes()).connect(listener.local_address());
+            let (connection, server) = tokio::try_join!(connecting, listener.accept()).unwrap();
+            let published = pd.alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
+            let (sender, mut events) = channel(8);
+            let mut orders = connection.receiver(4, Order::MAX_LEN).unwrap();
+            tokio::spawn(serve(7, server, Terms { seed: 1, batch: 32, published, patience }, sender));
+            let Some(Event::Joined { worker: 7, greeting, commands }) = events.recv().await else {
+                panic!("it did not join")
+            };
+            assert!(greeting.contains("paper"), "{greeting}");
+            let Order::Welcome(welcome) = order(&mut orders).await else { panic!("no welcome") };
+            Self { connection, orders, welcome, commands, events }
+        }
+
+        /// Has a ticket from here on.
+        async fn with_work() -> Self {
+            let mut it = Self::new(SOON).await;
+            let work = Work { ticket: TICKET, version: 3 };
+            it.commands.send(Command::Work(work)).unwrap();
+            assert_eq!(order(&mut it.orders).await, Order::Work(work));
+            it
+        }
+
+        async fn push(&self, header: Header, gradient: &[f32], immediate: u32) {
+            let mut bytes = vec![0; size_of_val(gradient)];
+            crate::wire::floats_to_bytes(gradient, &mut bytes);
+            let (pd, slot) = (self.connection.domain(), self.welcome.slot);
+            let header = pd.register(header.to_bytes().to_vec()).unwrap();
+            self.connection.write(header, &slot).await.unwrap();
+            let (body, at) = (pd.register(bytes).unwrap(), slot.slice(Header::LEN as u64..).unwrap());
+            self.connection.write_with_immediate(body, &at, immediate).await.unwrap();
+        }
+
+        /// Why the seat was given up.
+        async fn left(mut self) -> String {
+            loop {
+                let event = tokio::time::timeout(SOON, self.events.recv()).await.unwrap();
+                if let Event::Left { worker: 7, why } = event.expect("it tells why") {
+                    return why;
+                }
+            }
+        }
+    }
+
+    async fn order(orders: &mut tokio_rdma::messages::Receiver) -> Order {
+        Order::from_bytes(&orders.next().await.unwrap().unwrap()).unwrap()
+    }
+
+    /// More than the immediate holds.
+    const TICKET: u64 = (1 << 32) + 5;
+
+    fn header() -> Header {
+        Header { ticket: TICKET, base: 3, loss: 0.5, samples: 32, pulled: 9, repeated: 1 }
+    }
+
+    #[tokio::test]
+    async fn a_gradient_arrives_as_it_was_pushed() {
+        let mut it = Played::with_work().await;
+        let gradient: Vec<f32> = (0..PARAMETERS).map(|index| index as f32).collect();
+        it.push(header(), &gradient, TICKET as u32).await;
+        let Some(Event::Delivered { worker: 7, header: arrived, gradient: same }) = it.events.recv().await else {
+            panic!("no gradient")
+        };
+        assert_eq!((arrived, &same[..]), (header(), &gradient[..]));
+        drop(it.commands);
+        assert_eq!(order(&mut it.orders).await, Order::Finish);
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_ends_the_seat_and_is_said() {
+        let good = vec![0.0; PARAMETERS];
+        let mut infinite = good.clone();
+        infinite[100] = f32::INFINITY;
+        for (header, gradient, immediate, words) in [
+            (header(), &good[..], 6, "with the immediate 6"),
+            (Header { ticket: 9, ..header() }, &good, 5, "for ticket 9"),
+            (Header { samples: 33, ..header() }, &good, 5, "33 samples, the limit is 32"),
+            (Header { samples: 0, ..header() }, &good, 5, "0 samples"),
+            (Header { loss: f32::NAN, ..header() }, &good, 5, "not finite"),
+            (header(), &infinite, 5, "not finite"),
+            (header(), &good[1..], 5, &format!("{} bytes instead of {GRADIENT_LEN}", GRADIENT_LEN - 4)),
+        ] {
+            let it = Played::with_work().await;
+            it.push(header, gradient, immediate).await;
+            let why = it.left().await;
+            assert!(why.contains(words), "{words}: {why}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_nobody_asked_for_ends_the_seat() {
+        let it = Played::new(SOON).await;
+        it.push(header(), &[0.0; PARAMETERS], 5).await;
+        assert!(it.left().await.contains("nobody asked for"));
+
+        let it = Played::with_work().await;
+        it.connection.send(it.connection.domain().register(vec![1]).unwrap()).await.unwrap();
+        assert!(it.left().await.contains("a message instead of a gradient"));
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_late_or_gone_loses_its_seat() {
+        let mut it = Played::new(Duration::from_millis(50)).await;
+        it.commands.send(Command::Work(Work { ticket: 1, version: 0 })).unwrap();
+        order(&mut it.orders).await;
+        assert!(it.left().await.contains("no gradient within 50ms"));
+
+        let it = Played::with_work().await;
+        it.connection.close().await;
+        assert!(it.left().await.contains("its connection ended"));
+    }
+}

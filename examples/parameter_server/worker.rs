@@ -1,0 +1,168 @@
+//! A worker: pulls parameters, computes a gradient, pushes it, until the server says that it is over.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::StreamExt;
+use tokio::task::block_in_place;
+use tokio::time::{Instant, sleep};
+use tokio_rdma::messages::Receiver;
+use tokio_rdma::{Address, Buffer, CloseReason, Connection, Device, RemoteRegion};
+
+use crate::compute::Compute;
+use crate::digits::{Batches, Digits};
+use crate::options::Options;
+use crate::published::Puller;
+use crate::server::RNR_TIMER;
+use crate::wire::{GRADIENT_LEN, Header, Hello, Order, Welcome, Work};
+
+/// How long to wait before trying again to reach a server that is not there.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The server sends an order when the one before is carried out; a welcome and the end come beside it.
+const RECEIVES: usize = 4;
+
+/// Works until the training is over. A server that is lost is looked for again: it may have been restarted.
+pub async fn run(options: &Options, mut compute: impl Compute) -> Result<()> {
+    let address = match &options.address {
+        None => bail!("a worker needs --address, as the server printed it"),
+        Some(Address::Ip(address)) if address.port() == 0 => bail!("a worker needs the port that the server printed"),
+        Some(address) => address.clone(),
+    };
+    let digits = Digits::load()?;
+    let device = options.open_device()?;
+    let mut last_success = Instant::now();
+    loop {
+        let connection = connect(options, &device, &address, compute.name()).await?;
+        let mut session = Session::begin(options, &connection, &mut compute, &digits).await;
+        let outcome = match &mut session {
+            Ok(session) => session.work(&mut compute, &digits).await,
+            Err(_) => Ok(()),
+        };
+        if session.as_ref().is_ok_and(|session| session.pulled > 0) {
+            last_success = Instant::now();
+        }
+        let Some(lost) = session.err().or(outcome.err()) else {
+            connection.close().await;
+            return Ok(());
+        };
+        // What ended because the connection did can go on with another one. Where an operation failed, the server may have given
+        // this worker up meanwhile, and taken its memory back.
+        match connection.close_reason() {
+            Some(CloseReason::Peer | CloseReason::LinkLost(_) | CloseReason::Failed(_)) => {}
+            _ => return Err(lost),
+        }
+        if last_success.elapsed() > options.wait() {
+            return Err(lost.context(format!("no gradient within {:?}; --wait sets the limit", options.wait())));
+        }
+        let _ = writeln!(io::stderr(), "the server is gone ({lost:#}); looking for it again");
+        sleep(PAUSE).await;
+    }
+}
+
+async fn connect(options: &Options, device: &Device, address: &Address, computes_on: &str) -> Result<Connection> {
+    let hello = Hello { computes_on: computes_on.to_owned() };
+    let domain = device.alloc_pd()?;
+    let until = Instant::now() + options.wait();
+    loop {
+        let settings = Connection::builder(&domain).rnr_timer(RNR_TIMER).private_data(hello.to_bytes());
+        let error = match settings.connect(address).await {
+            Ok(connection) => {
+                Hello::from_bytes(connection.peer_private_data()).context("the server")?;
+                return Ok(connection);
+            }
+            Err(error) => error,
+        };
+        if error.is_caller_error() || Instant::now() + PAUSE > until {
+            return Err(error).with_context(|| {
+                format!("no connection to {address} within {:?}; --wait sets the limit", options.wait())
+            });
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// What belongs to one connection.
+struct Session<C: Compute> {
+    connection: Connection,
+    orders: Receiver,
+    puller: Puller,
+    slot: RemoteRegion,
+    batches: Batches,
+    patience: Duration,
+    /// Away only while an operation has them.
+    memory: Option<(C::Parameters, C::Gradient)>,
+    header: Option<Buffer>,
+    pulled: u64,
+}
+
+impl<C: Compute> Session<C> {
+    async fn begin(options: &Options, connection: &Connection, compute: &mut C, digits: &Digits) -> Result<Self> {
+        let mut orders = connection.receiver(RECEIVES, Order::MAX_LEN)?;
+        let first = tokio::time::timeout(options.patience(), next(&mut orders)).await;
+        let order = first.map_err(|_| anyhow::anyhow!("no welcome within {:?}", options.patience()))??;
+        let Order::Welcome(Welcome { batch, seed, published, slot, .. }) = order else {
+            bail!("{order:?} instead of a welcome")
+        };
+        let domain = connection.domain();
+        Ok(Self {
+            connection: connection.clone(),
+            orders,
+            puller: Puller::new(connection, published, GRADIENT_LEN)?,
+            slot,
+            batches: Batches::new(digits.training.len(), batch as usize, seed),
+            patience: options.patience(),
+            memory: Some(compute.alloc(domain)?),
+            header: Some(domain.alloc(Header::LEN)?),
+            pulled: 0,
+        })
+    }
+
+    async fn work(&mut self, compute: &mut C, digits: &Digits) -> Result<()> {
+        loop {
+            // As long as it takes: other workers may be slow, and the connection tells when the server is gone.
+            match next(&mut self.orders).await? {
+                Order::Work(work) => self.carry_out(work, compute, digits).await?,
+                Order::Finish => return Ok(()),
+                Order::Welcome(_) => bail!("a second welcome"),
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, work: Work, compute: &mut C, digits: &Digits) -> Result<()> {
+        let Work { ticket, version } = work;
+        let (parameters, mut gradient) = self.memory.take().context("an earlier gradient was not finished")?;
+        let (base, parameters) = self.puller.pull(parameters).await?;
+        ensure!(base >= version, "pull: version {base}, and the server promised {version}");
+        self.pulled += GRADIENT_LEN as u64;
+
+        let indices = self.batches.of(ticket);
+        let samples = indices.iter().map(|index| &digits.training[*index]);
+        let loss = block_in_place(|| compute.gradient(&parameters, samples, &mut gradient))?;
+        let (samples, repeated) = (indices.len() as u32, self.puller.repeated);
+        let gradient =
+            self.push(Header { ticket, base, loss, samples, pulled: self.pulled, repeated }, gradient).await?;
+        self.memory = Some((parameters, gradient));
+        Ok(())
+    }
+
+    /// Two writes with one doorbell. They arrive in order, so the notice of the second one tells of both.
+    async fn push(&mut self, header: Header, gradient: C::Gradient) -> Result<C::Gradient> {
+        let mut buffer = self.header.take().context("an earlier push was not finished")?;
+        buffer.copy_from_slice(&header.to_bytes());
+        let mut batch = self.connection.batch();
+        let first = batch.write_unsignaled(buffer, &self.slot.slice(..Header::LEN as u64)?);
+        let body = self.slot.slice(Header::LEN as u64..)?;
+        let second = batch.write_with_immediate(gradient, &body, header.ticket as u32);
+        batch.post().await?;
+        self.header = Some(first.timeout(self.patience).await?);
+        let pushed = second.timeout(self.patience).await;
+        Ok(pushed.map_err(tokio_rdma::Error::from)?)
+    }
+}
+
+async fn next(orders: &mut Receiver) -> Result<Order> {
+    let message = orders.next().await.context("the server closed the connection")??;
+    Order::from_bytes(&message)
+}
