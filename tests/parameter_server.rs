@@ -1,0 +1,331 @@
+//! The parameter server, as its user starts it: whole trainings, and what is left of one when its processes are killed.
+
+#[path = "common/example.rs"]
+mod example;
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::timeout;
+use tokio_rdma::{Connection, Device};
+
+/// The share of held-out pictures that every training here gets right.
+const ENOUGH: f64 = 0.95;
+
+/// Enough for that, in a debug build on a small machine. An epoch has 45 batches of 32.
+const EPOCHS: u64 = 16;
+const BATCHES: u64 = EPOCHS * 45;
+
+/// No step of any test takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One training's processes find each other in a folder.
+struct Site {
+    program: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Site {
+    fn new() -> Option<Self> {
+        Some(Self { program: example::build("parameter_server")?, folder: tempfile::tempdir().unwrap() })
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments.split_whitespace()).current_dir(&self.folder).env("TOKIO_RDMA_DEVICE", "soft0");
+        command.kill_on_drop(true).stdin(Stdio::null());
+        command
+    }
+
+    fn server(&self, arguments: &str) -> Process {
+        let common = format!("--role server --address unix:socket --epochs {EPOCHS} --log-every 1 --rate 0.2");
+        Process::start(self.command(&format!("{common} {arguments}")))
+    }
+
+    fn worker(&self) -> Process {
+        Process::start(self.command("--role worker --address unix:socket --wait 20"))
+    }
+
+    async fn output(&self, arguments: &str) -> Output {
+        timeout(LIMIT, self.command(arguments).output()).await.expect("it takes too long").unwrap()
+    }
+}
+
+struct Process {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    heard: Vec<String>,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines, heard: Vec::new() }
+    }
+
+    async fn line(&mut self) -> Option<String> {
+        let line = timeout(LIMIT, self.lines.next_line()).await;
+        let line = line.unwrap_or_else(|_| panic!("nothing more after {:?}", self.heard.last())).unwrap()?;
+        self.heard.push(line.clone());
+        Some(line)
+    }
+
+    /// The next line that tells `words`.
+    async fn hear(&mut self, words: &str) -> String {
+        loop {
+            match self.line().await {
+                Some(line) if line.contains(words) => return line,
+                Some(_) => {}
+                None => panic!("no {words:?} at the end of {:#?}", self.heard.iter().rev().take(20).rev()),
+            }
+        }
+    }
+
+    /// Returns when a step from this one on was taken, with its number.
+    async fn hear_step(&mut self, from: u64) -> u64 {
+        loop {
+            let line = self.hear("step ").await;
+            let step = number_after(&line, "step ");
+            if line.starts_with("step ") && step >= from {
+                return step;
+            }
+        }
+    }
+
+    async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.id().expect("it runs") as i32;
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+    }
+
+    async fn end(mut self) -> (ExitStatus, Vec<String>) {
+        while self.line().await.is_some() {}
+        (timeout(LIMIT, self.child.wait()).await.expect("it does not end").unwrap(), self.heard)
+    }
+
+    /// Its lines; it ended well, with the accuracy that is enough.
+    async fn end_trained(self) -> Vec<String> {
+        let (status, heard) = self.end().await;
+        assert!(status.success(), "{status}: {heard:#?}");
+        assert_trained(&heard);
+        heard
+    }
+}
+
+#[track_caller]
+fn assert_trained(lines: &[String]) {
+    let accuracy = lines.last().and_then(|line| line.strip_prefix("test accuracy ")?.parse::<f64>().ok());
+    assert!(accuracy.is_some_and(|accuracy| accuracy >= ENOUGH), "{lines:#?}");
+}
+
+#[track_caller]
+fn number_after(line: &str, words: &str) -> u64 {
+    let (_, rest) = line.split_once(words).unwrap_or_else(|| panic!("no {words:?} in {line:?}"));
+    let digits = rest.split(|it: char| !it.is_ascii_digit()).next().unwrap();
+    digits.parse().unwrap_or_else(|_| panic!("no number after {words:?} in {line:?}"))
+}
+
+/// Gradients that were applied, as the server says at its end.
+#[track_caller]
+fn gradients(lines: &[String]) -> u64 {
+    let line = lines.iter().find(|line| line.contains(" gradients in ")).expect("the server tells how many");
+    number_after(line, "")
+}
+
+fn count(lines: &[String], words: &str) -> usize {
+    lines.iter().filter(|line| line.contains(words)).count()
+}
+
+async fn assert_ends_well(workers: Vec<Process>) {
+    for worker in workers {
+        let (status, _) = worker.end().await;
+        assert!(status.success(), "a worker: {status}");
+    }
+}
+
+#[tokio::test]
+async fn one_command_trains_with_four_workers() {
+    let Some(site) = Site::new() else { return };
+    let output = site.output(&format!("--workers 4 --epochs {EPOCHS} --rate 0.2 --plot loss.svg")).await;
+    let (text, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}{complaints}");
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    assert_trained(&lines);
+    assert_eq!(count(&lines, "computes on the CPU"), 4, "{text}");
+    assert_eq!(gradients(&lines), BATCHES);
+    assert_eq!(count(&lines, "stalest gradient lay 0 steps behind"), 1, "{text}");
+    let steps = lines.iter().find(|line| line.contains(" steps, synchronous")).unwrap();
+    assert_eq!(number_after(steps, ""), BATCHES / 4, "four gradients for each step");
+    assert_is_picture(&site.file("loss.svg"));
+}
+
+#[track_caller]
+fn assert_is_picture(file: &Path) {
+    let drawn = std::fs::read_to_string(file).unwrap();
+    let document = roxmltree::Document::parse(&drawn).unwrap();
+    assert!(document.root_element().has_tag_name("svg"));
+    let lines = document.descendants().filter(|it| it.tag_name().name() == "polyline").count();
+    assert!(lines >= 2, "{lines} lines");
+}
+
+/// Each of ten times a worker is killed somewhere in a step, and another one takes its place.
+#[tokio::test]
+async fn a_worker_that_is_killed_stops_nothing() {
+    let Some(site) = Site::new() else { return };
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut server = site.server("--workers 4");
+    server.hear("listening on ").await;
+    let mut workers: Vec<Process> = (0..4).map(|_| site.worker()).collect();
+    let mut step = 0;
+    for _ in 0..10 {
+        step = server.hear_step(step + random.u64(1..=10)).await;
+        let mut victim = workers.swap_remove(random.usize(..workers.len()));
+        victim.kill().await;
+        workers.push(site.worker());
+        server.hear(" joined: ").await;
+    }
+    let lines = server.end_trained().await;
+    assert_eq!(gradients(&lines), BATCHES, "each batch once: {lines:#?}");
+    assert_eq!(count(&lines, " left: ") - count(&lines, " left: finished"), 10, "{lines:#?}");
+    assert_eq!(count(&lines, " joined: "), 14, "{lines:#?}");
+    assert_ends_well(workers).await;
+}
+
+/// With bounded staleness: one begins, others join, and one is stopped until its work is given to another.
+#[tokio::test]
+async fn workers_join_late_and_a_stopped_one_is_replaced() {
+    const STALENESS: u64 = 5;
+    let Some(site) = Site::new() else { return };
+    let mut server = site.server(&format!("--workers 1 --mode bounded --staleness {STALENESS} --patience 1"));
+    server.hear("listening on ").await;
+    let mut workers = vec![site.worker()];
+    server.hear_step(20).await;
+    workers.extend((0..3).map(|_| site.worker()));
+    server.hear("worker 3 joined").await;
+    server.hear(", 4 workers").await;
+
+    workers[0].signal(Signal::STOP);
+    // It was stopped while it had work, or when it was to get some.
+    let line = server.hear("worker 0 left: ").await;
+    assert!(line.contains("no gradient within 1s") || line.contains("took no order"), "{line}");
+    server.hear(", 3 workers").await;
+    workers[0].signal(Signal::CONT);
+    server.hear("worker 4 joined").await;
+
+    let lines = server.end_trained().await;
+    assert_eq!(gradients(&lines), BATCHES);
+    let line = lines.iter().find(|line| line.contains("the stalest gradient lay")).unwrap();
+    let stalest = number_after(line, "the stalest gradient lay ");
+    assert!((1..=STALENESS).contains(&stalest), "{line}");
+    assert_ends_well(workers).await;
+}
+
+/// A server that is killed loses no step before its last checkpoint, one that is asked to end loses none. The workers wait for the next one.
+#[tokio::test]
+async fn a_server_goes_on_from_its_checkpoint() {
+    let Some(site) = Site::new() else { return };
+    let arguments = "--workers 3 --checkpoint state --checkpoint-every 10";
+    let resume = format!("{arguments} --resume");
+    let mut server = site.server(arguments);
+    server.hear("listening on ").await;
+    let workers: Vec<Process> = (0..3).map(|_| site.worker()).collect();
+    server.hear("checkpoint at step ").await;
+    let line = server.hear("checkpoint at step ").await;
+    let safe = number_after(&line, "checkpoint at step ");
+    // Into the middle of something.
+    server.hear_step(safe + 13).await;
+    server.kill().await;
+
+    let mut server = site.server(&resume);
+    let line = server.hear("resumed at step ").await;
+    let resumed = number_after(&line, "resumed at step ");
+    assert!(resumed >= safe, "{line}, and there was a checkpoint of step {safe}");
+    server.hear_step(resumed + 7).await;
+    server.signal(Signal::TERM);
+    let (status, lines) = server.end().await;
+    assert_eq!(status.code(), Some(1));
+    let last = lines.iter().rev().find(|line| line.contains("step ")).unwrap();
+    assert!(last.starts_with("checkpoint at step "), "{lines:#?}");
+
+    let mut server = site.server(&resume);
+    let line = server.hear("resumed at step ").await;
+    assert_eq!(number_after(&line, "step "), number_after(last, "step "));
+    let before = number_after(&line, "with ");
+    let lines = server.end_trained().await;
+    assert_eq!(before + gradients(&lines), BATCHES, "each batch once");
+    assert_ends_well(workers).await;
+}
+
+/// The script that is shipped; each process in a network of its own.
+#[tokio::test]
+async fn a_training_over_several_networks() {
+    let Some(site) = Site::new() else { return };
+    let ip = |arguments: &str| {
+        let mut ip = std::process::Command::new("ip");
+        ip.args(arguments.split(' ')).output().is_ok_and(|output| output.status.success())
+    };
+    let probe = format!("pstest{}", std::process::id());
+    if !ip(&format!("netns add {probe}")) {
+        return eprintln!("skipped: needs root and iproute2, to make network namespaces");
+    }
+    assert!(ip(&format!("netns delete {probe}")));
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/parameter_server/cluster/netns.sh");
+    let mut command = Command::new(script);
+    command.args(["2", "--epochs", "2", "--plot", "loss.svg"]).current_dir(&site.folder).env("PROGRAM", &site.program);
+    let running = command.kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let namespaces = format!("ps{}-", running.id().unwrap());
+    let output = timeout(LIMIT, running.wait_with_output()).await.expect("it takes too long").unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("listening on 10.77.0.1:7471") && text.contains("90 gradients in "), "{text}");
+    assert!(text.trim_end().lines().last().unwrap().starts_with("test accuracy "), "{text}");
+    let left = std::process::Command::new("ip").args(["netns", "list"]).output().unwrap().stdout;
+    assert!(!String::from_utf8_lossy(&left).contains(&namespaces), "namespaces are left");
+}
+
+#[tokio::test]
+async fn strangers_are_refused_and_wrong_calls_say_why() {
+    let Some(site) = Site::new() else { return };
+    let mut server = site.server("--workers 1 --epochs 1");
+    server.hear("listening on ").await;
+    let pd = Device::open("soft0").unwrap().alloc_pd().unwrap();
+    let address = format!("unix:{}", site.file("socket").display());
+    let stranger = Connection::connect(&pd, address.as_str()).await.unwrap();
+    server.hear("worker 0 was refused: a short hello").await;
+    timeout(LIMIT, stranger.closed()).await.unwrap();
+    let worker = site.worker();
+    server.hear("worker 1 joined").await;
+    assert!(server.end().await.0.success());
+    assert_ends_well(vec![worker]).await;
+
+    std::fs::write(site.file("damaged"), "PSCHECK1 and nothing that makes sense, but long enough").unwrap();
+    for (arguments, words) in [
+        ("--role worker", "needs --address"),
+        ("--role worker --address 127.0.0.1:0", "needs the port"),
+        ("--role worker --address unix:nobody --wait 1", "no connection to unix:nobody within 1s"),
+        ("--role server --workers 2 --wait 1", "0 of 2 workers within 1s"),
+        ("--role server --checkpoint missing --resume", "read the checkpoint missing"),
+        ("--role server --checkpoint damaged --resume", "its SHA-256 is wrong"),
+        ("--workers 1 --device nonesuch", "nonesuch"),
+        ("--workers 0", "--workers"),
+    ] {
+        let output = site.output(arguments).await;
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && complaints.contains(words), "{arguments}: {complaints}");
+        assert!(!complaints.contains("panicked"), "{arguments}: {complaints}");
+    }
+}
