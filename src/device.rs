@@ -102,7 +102,8 @@ impl Device {
     ///
     /// Says in a tracing event which one it took, and why.
     pub fn open_default() -> Result<Self> {
-        let (name, why) = match std::env::var_os(DEVICE_VARIABLE) {
+        let named = std::env::var_os(DEVICE_VARIABLE).filter(|name| !name.is_empty());
+        let (name, why) = match named {
             Some(name) => (name.to_string_lossy().into_owned(), "named by the environment".to_owned()),
             None => match verbs::devices() {
                 Ok(nics) => match nics.into_iter().find(|nic| nic.active) {

@@ -105,6 +105,7 @@ fn wrong_calls_end_with_2_and_say_why() {
         (&["--gpu", "99"][..], "no GPU \"99\""),
         (&["--device", "mlx9_9"], "no RDMA device \"mlx9_9\""),
         (&["--sysfs", "/nonexistent"], "/nonexistent"),
+        (&["--sysfs", "/proc"], "it takes a copy of /sys"),
         (&["--dump", "/nonexistent"], "/nonexistent"),
         (&["--dump", no_xml], "not XML"),
         (&["--nonsense"], "--nonsense"),
@@ -180,7 +181,7 @@ fn a_probe_measures_and_draws() {
     let (registrations, paths) = (all("registrations"), all("paths"));
     assert!(registrations.iter().any(|it| it["device"] == "soft0" && it["bytes"] == 4096), "{registrations:?}");
     assert!(registrations.iter().all(|it| it["median_us"].as_f64().unwrap() > 0.0));
-    for by in ["tcp", "unix"] {
+    for by in ["tcp", "unix", "shm"] {
         let path = paths.iter().find(|it| it["device"] == "soft0" && it["by"] == by && it["memory"] == "host");
         let points = path.unwrap_or_else(|| panic!("no {by}: {whole:#}"))["points"].as_array().unwrap();
         assert_eq!(points.len(), 5);

@@ -132,6 +132,9 @@ fn report(options: &Options) -> Result<GpuDirectReport> {
         builder = builder.nic(device);
     }
     if let Some(sysfs) = &options.sysfs {
+        let parts = ["bus/pci/devices", "class", "devices"];
+        let is_copy = parts.iter().any(|part| sysfs.join(part).is_dir());
+        anyhow::ensure!(is_copy, "--sysfs {}: none of {parts:?} is there; it takes a copy of /sys", sysfs.display());
         builder = builder.files(sysfs, sysfs.join("../proc"));
     }
     Ok(builder.build()?)

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use tokio_rdma::gpu::{GpuBuffer, GpuDevice, PathPolicy};
-use tokio_rdma::{Device, Result};
+use tokio_rdma::{Device, Link, Result};
 
 use super::{Figures, path};
 
@@ -23,7 +23,8 @@ pub async fn measure(ordinal: usize, devices: &[String], deadline: Instant, figu
                 }
             };
             let make = |domain: &_, len| GpuBuffer::alloc_with(&gpu, domain, len, policy);
-            let outcome = path::measure(device, false, deadline, "gpu", &by, make).await;
+            let link = (device == "soft0").then_some(Link::Tcp);
+            let outcome = path::measure(device, link, deadline, "gpu", &by, make).await;
             figures.add(format!("memory of {gpu} over {device}, {by}"), outcome);
         }
     }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use futures::stream::{FuturesUnordered, StreamExt};
-use tokio_rdma::{Address, Connection, Device, Listener, ProtectionDomain, SourceBuffer, TargetBuffer};
+use tokio_rdma::soft::LinkPolicy;
+use tokio_rdma::{Address, Connection, Device, Link, Listener, ProtectionDomain, SourceBuffer, TargetBuffer};
 
 use super::{Figures, Path, Point, median};
 
@@ -26,10 +27,16 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Over the device's own address, or over a Unix-domain socket.
-    pub async fn connect(device: &str, unix: bool) -> Result<Self> {
-        let device = Device::open(device)?;
-        let folder = if unix { Some(tempfile::tempdir()?) } else { None };
+    /// Over this link of the software device, or over the one that a device has by itself.
+    pub async fn connect(device: &str, link: Option<Link>) -> Result<Self> {
+        let builder = Device::builder(device);
+        let device = match link {
+            None => builder,
+            Some(Link::SharedMemory) => builder.links(LinkPolicy::SharedMemory),
+            Some(_) => builder.links(LinkPolicy::Sockets),
+        };
+        let device = device.open()?;
+        let folder = if link == Some(Link::Unix) { Some(tempfile::tempdir()?) } else { None };
         let address: Address = match &folder {
             Some(folder) => format!("unix:{}", folder.path().join("doctor").display()).parse()?,
             None => device.local_address(0)?,
@@ -103,17 +110,21 @@ impl Pair {
 
 /// Memory of the host, over this device.
 pub async fn host(device: &str, deadline: Instant, figures: &mut Figures) {
-    let links: &[bool] = if device == "soft0" { &[false, true] } else { &[false] };
-    for unix in links {
-        let outcome = measure(device, *unix, deadline, "host", "", |domain, len| domain.alloc(len)).await;
-        figures.add(format!("host memory over {device}"), outcome);
+    let links = match device {
+        "soft0" => [Link::Tcp, Link::Unix, Link::SharedMemory].map(Some).to_vec(),
+        _ => vec![None],
+    };
+    for link in links {
+        let outcome = measure(device, link, deadline, "host", "", |domain, len| domain.alloc(len)).await;
+        let over = link.map_or_else(String::new, |link| format!(", {link}"));
+        figures.add(format!("host memory over {device}{over}"), outcome);
     }
 }
 
 /// A path, or why it was left out. `by` is what carries the bytes, where that is not the link.
 pub async fn measure<B>(
     device: &str,
-    unix: bool,
+    link: Option<Link>,
     deadline: Instant,
     memory: &'static str,
     by: &str,
@@ -123,7 +134,7 @@ where
     B: SourceBuffer + TargetBuffer,
 {
     anyhow::ensure!(Instant::now() < deadline, "no time was left");
-    let pair = Pair::connect(device, unix).await?;
+    let pair = Pair::connect(device, link).await?;
     let link = pair.client.link().to_string();
     let by = if by.is_empty() { link } else { by.to_owned() };
     let points = pair.points(make).await?;
