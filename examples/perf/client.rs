@@ -61,8 +61,9 @@ impl<M: Memory> Client<'_, M> {
         let mut slots = (0..row.depth as usize).map(|index| self.slot(index)).collect::<Result<Vec<_>>>()?;
         within(limit, "comparing contents", self.check(&mut maker, &mut slots)).await?;
 
-        Laps::run(&mut maker, &mut slots, self.options.warm_up()).await.context("warming up")?;
-        let laps = Laps::run(&mut maker, &mut slots, self.options.pace()).await.context("measuring")?;
+        let (warm_up, pace) = (self.options.warm_up(), self.options.pace());
+        within(warm_up.most(limit), "warming up", Laps::run(&mut maker, &mut slots, warm_up)).await?;
+        let laps = within(pace.most(limit), "measuring", Laps::run(&mut maker, &mut slots, pace)).await?;
         let figures = Figures::new(row, &laps, &connection);
         connection.close().await;
         Ok(figures)

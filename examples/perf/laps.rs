@@ -53,6 +53,14 @@ impl Laps {
 }
 
 impl Pace {
+    /// How long it may take, of which so much is not its own.
+    pub fn most(self, limit: Duration) -> Duration {
+        match self {
+            Self::For(duration) => duration + limit,
+            Self::Count(_) => Duration::MAX,
+        }
+    }
+
     fn goes_on(self, elapsed: Duration, posted: u64) -> bool {
         match self {
             Self::For(duration) => elapsed < duration,

@@ -15,6 +15,9 @@ use crate::memory::Place;
 /// The most memory that one end gives to a row.
 const MAX_MEMORY: u64 = 1 << 30;
 
+/// The most operations in flight: more than any link needs to be busy.
+pub const MAX_DEPTH: u32 = 1024;
+
 /// What atomics work on.
 pub const WORD: usize = 8;
 
@@ -30,7 +33,7 @@ pub struct Options {
     sizes: Sizes,
 
     /// How many are in flight at a time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     depth: u32,
 
     /// How completions are waited for
@@ -73,7 +76,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
-    /// How many seconds a step may take that is not measured, and a measured one longer than it was asked to
+    /// How many seconds a step may take, beyond those it is asked to; one with --count takes as long as it does
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
 
@@ -205,7 +208,7 @@ impl Row {
     pub fn check(&self) -> Result<(), PlanError> {
         let value = self.stride() as u64 * u64::from(self.depth);
         let Self { operation, size, depth } = *self;
-        match value <= MAX_MEMORY && (1..=4096).contains(&depth) && size > 0 {
+        match value <= MAX_MEMORY && (1..=MAX_DEPTH).contains(&depth) && size > 0 {
             true => Ok(()),
             false => Err(PlanError { operation, size, depth, value, limit: MAX_MEMORY }),
         }
@@ -272,7 +275,8 @@ fn name(value: impl ValueEnum) -> String {
 /// A row that takes more memory than an end gives.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{operation}: {depth} slots of {size} bytes take {value} bytes, the limit is {limit}; choose fewer with --depth, or shorter ones with --sizes"
+    "{operation}: {depth} slots of {size} bytes take {value} bytes, the limit is {limit}; \
+     choose fewer with --depth, or shorter ones with --sizes"
 )]
 pub struct PlanError {
     operation: Operation,

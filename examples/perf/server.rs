@@ -8,12 +8,15 @@ use tokio_rdma::{Access, CloseReason, Connection, Error, ExposedRegion, Listener
 
 use crate::common::child::{announce, within};
 use crate::memory::{Exposed, Memory, compare, pattern};
-use crate::plan::{Operation, Options, Row, WORD};
+use crate::plan::{MAX_DEPTH, Operation, Options, Row, WORD};
 use crate::wire::{Answer, Control, Request};
 
 /// Twice what is in flight is posted, so that no message waits for a receive while this side is busy with the last ones; and in any
 /// case so many.
 const LEAST_RECEIVES: u32 = 16;
+
+/// What the deepest row needs.
+const MOST_RECEIVES: u32 = 2 * MAX_DEPTH;
 
 /// Serves one client, from its first row to its farewell.
 pub async fn run<M: Memory>(options: &Options, memory: &M) -> Result<()> {
@@ -21,8 +24,8 @@ pub async fn run<M: Memory>(options: &Options, memory: &M) -> Result<()> {
     let domain = device.alloc_pd()?;
     let described = memory.describe(&domain)?;
     let address = options.address.clone().map_or_else(|| device.local_address(0), Ok)?;
-    let most = device.limits().max_queue_depth;
-    let settings = Listener::builder(&domain).connections(|connection| connection.receive_depth(most.min(RECEIVES)));
+    let receives = device.limits().max_queue_depth.min(MOST_RECEIVES);
+    let settings = Listener::builder(&domain).connections(|connection| connection.receive_depth(receives));
     let listener = settings.bind(address).await.context("cannot listen; --address names another place")?;
     announce(listener.local_address())?;
 
@@ -34,7 +37,7 @@ pub async fn run<M: Memory>(options: &Options, memory: &M) -> Result<()> {
     loop {
         match control.hear_within(options.wait()).await.context("waiting for a request")? {
             Request::Start(row) => {
-                let mut server = Server { options, memory, listener: &listener, control: &mut control, row };
+                let mut server = Server { options, memory, listener: &listener, receives, control: &mut control, row };
                 if let Err(error) = server.serve().await {
                     // The client says it too, if it is there to hear it.
                     let _ = control.tell(&Answer::Refused { why: format!("{error:#}") }).await;
@@ -52,13 +55,12 @@ pub async fn run<M: Memory>(options: &Options, memory: &M) -> Result<()> {
     }
 }
 
-/// Twice as many receives as the deepest row has messages in flight.
-const RECEIVES: u32 = 8192;
-
 struct Server<'a, M> {
     options: &'a Options,
     memory: &'a M,
     listener: &'a Listener,
+    /// The most that a connection takes.
+    receives: u32,
     control: &'a mut Control,
     row: Row,
 }
@@ -83,7 +85,7 @@ impl<M: Memory> Server<'_, M> {
 
         let mut far = Far { connection: &connection, receives: VecDeque::new(), sends: VecDeque::new() };
         if row.operation.is_received() {
-            for _ in 0..(2 * row.depth).max(LEAST_RECEIVES) {
+            for _ in 0..(2 * row.depth).max(LEAST_RECEIVES).min(self.receives) {
                 far.post(self.memory.alloc(&domain, row.size)?)?;
             }
         }
