@@ -9,9 +9,13 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn perf(arguments: &[&str]) -> Option<Output> {
+    Some(command()?.args(arguments).output().unwrap())
+}
+
+fn command() -> Option<Command> {
     let mut command = Command::new(example::build("perf")?);
     command.env("TOKIO_RDMA_DEVICE", "soft0").env_remove("TOKIO_RDMA_LINK");
-    Some(command.args(arguments).output().unwrap())
+    Some(command)
 }
 
 #[test]
@@ -61,4 +65,18 @@ fn what_cannot_be_done_is_said() {
         assert!(!output.status.success() && complained.contains(words), "{arguments:?}: {complained}");
         assert!(!complained.contains("panicked"), "{arguments:?}: {complained}");
     }
+}
+
+/// With the stand-in for the driver, also where there is a real one.
+#[cfg(feature = "cuda")]
+#[test]
+fn memory_of_a_gpu_is_measured() {
+    let Some(mut command) = command() else { return };
+    let driver = fake_cuda::directory(&[]).unwrap();
+    command.args(["--memory", "gpu:0", "--sizes", "8,64K", "--count", "10", "--warm-up", "0", "--depth", "2"]);
+    let output = command.env("LD_LIBRARY_PATH", driver.path()).output().unwrap();
+    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{complained}");
+    assert!(said.contains("memory GPU 0") && said.contains("path software here and GPU 0"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("soft0, link tcp")).count(), 6 * 2 + 2, "{said}");
 }

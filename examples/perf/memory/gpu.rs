@@ -38,7 +38,10 @@ impl Memory for Gpu {
     }
 
     fn bytes(&self, buffer: &GpuBuffer) -> Result<Vec<u8>> {
-        Ok(self.stream.clone_dtoh(&buffer.read_on::<u8>(&self.stream)?)?)
+        let bytes = self.stream.clone_dtoh(&buffer.read_on::<u8>(&self.stream)?)?;
+        // So that the buffer can be posted right away.
+        self.stream.synchronize()?;
+        Ok(bytes)
     }
 
     fn expose(&self, domain: &ProtectionDomain, bytes: &[u8]) -> Result<Area> {
