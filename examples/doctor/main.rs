@@ -18,6 +18,8 @@
 //! | `dump` | reading what hwloc or NCCL wrote about another machine |
 //! | `probe` | measuring: what registering memory costs, what the paths carry |
 
+#[path = "../common/mod.rs"]
+mod common;
 mod dump;
 mod json;
 mod probe;

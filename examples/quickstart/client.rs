@@ -11,9 +11,10 @@ use tokio_rdma::op::{CompareSwapOp, FetchAddOp, ReadOp, SendOp, WriteOp};
 use tokio_rdma::{Address, Buffer, BufferPool, Connection, RemoteRegion, SgList, SharedBuffer};
 
 use crate::Options;
+use crate::common::child::within;
 use crate::measure::{Times, pipelined};
 use crate::table::{Row, Table};
-use crate::wire::{ATOMIC, CHUNK, Inbox, MAX_TARGET, Report, Request, Sum, Welcome, add, within};
+use crate::wire::{ATOMIC, CHUNK, Inbox, MAX_TARGET, Report, Request, Sum, Welcome, add};
 
 /// Operations of each kind, and their length.
 const COUNT: usize = 1000;

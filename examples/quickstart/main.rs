@@ -14,6 +14,8 @@
 //! | `measure`, `table` | times, and how they are shown |
 
 mod client;
+#[path = "../common/mod.rs"]
+mod common;
 mod measure;
 mod server;
 mod table;
@@ -21,14 +23,14 @@ mod wire;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::{ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, ChildStdout, Command};
 use tokio_rdma::{Address, Device, IntoAddress};
+
+use crate::common::child::Server;
 
 /// Runs every operation between two processes, checks what arrived, and shows how long it took.
 #[derive(Parser)]
@@ -109,46 +111,11 @@ async fn client_alone(options: &Options) -> Result<()> {
 /// The client here, the server in a process of its own.
 async fn both(options: &Options) -> Result<()> {
     let file = client::load(options.file.as_deref())?;
-    let (mut server, _stdout, address) = start_server(options).await?;
-    let outcome = client::run(options, address, file).await;
-
-    // After a failure only a moment: a server that died is collected at once, and one that hangs will not end by itself.
-    let patience = if outcome.is_ok() { options.limit() } else { options.limit().min(Duration::from_secs(1)) };
-    let Ok(status) = tokio::time::timeout(patience, server.wait()).await else {
-        server.kill().await.context("end the server process")?;
-        let hung = format!("the server process did not end within {patience:?} and was killed");
-        return Err(outcome.err().map_or(anyhow!("all steps succeeded, but {hung}"), |error| error.context(hung)));
-    };
-    let status = status.context("wait for the server process")?;
-    match outcome {
-        _ if status.success() => outcome,
-        Ok(()) => Err(anyhow!("all steps succeeded here, but the server process ended with {status}")),
-        Err(error) => Err(error.context(format!("the server process ended with {status}"))),
-    }
-}
-
-/// Starts this program again as the server, and waits for the address that it prints.
-///
-/// The pipe must be kept: a server that cannot print fails.
-async fn start_server(options: &Options) -> Result<(Child, BufReader<ChildStdout>, Address)> {
-    let program = std::env::current_exe().context("find this program's own path")?;
-    let mut command = Command::new(program);
-    command.args(["--role", "server"]);
-    command.args(options.address.iter().flat_map(|address| ["--address".to_owned(), address.to_string()]));
-    command.args(["--timeout", &options.timeout.to_string(), "--wait", &options.timeout.to_string()]);
-    command.args(options.device.iter().flat_map(|name| ["--device", name]));
-    // Otherwise a server would outlive a client that fails before it connects.
-    command.kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::piped());
-
-    let mut server = command.spawn().context("start the server process")?;
-    let mut stdout = BufReader::new(server.stdout.take().context("the server's standard output")?);
-    let mut line = String::new();
-    let reading = tokio::time::timeout(options.limit(), stdout.read_line(&mut line)).await;
-    reading
-        .map_err(|_| anyhow!("the server process did not listen within {:?}", options.limit()))?
-        .context("read what the server prints")?;
-    match line.trim_end().strip_prefix(server::LISTENING) {
-        Some(address) => Ok((server, stdout, address.parse()?)),
-        None => bail!("the server process did not start listening; see its message above"),
-    }
+    let mut arguments = vec!["--role".to_owned(), "server".to_owned()];
+    arguments.extend(options.address.iter().flat_map(|address| ["--address".to_owned(), address.to_string()]));
+    arguments
+        .extend(["--timeout", "--wait"].into_iter().flat_map(|name| [name.to_owned(), options.timeout.to_string()]));
+    arguments.extend(options.device.iter().flat_map(|name| ["--device".to_owned(), name.clone()]));
+    let (server, address) = Server::start(arguments, options.limit()).await?;
+    server.finish(client::run(options, address, file).await, options.limit()).await
 }

@@ -1,6 +1,5 @@
 //! The far end: does what the client asks, and reports what arrived.
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -8,10 +7,8 @@ use sha2::{Digest, Sha256};
 use tokio_rdma::{Access, CloseReason, Connection, ExposedRegion, Listener};
 
 use crate::Options;
-use crate::wire::{ATOMIC, CHUNK, Inbox, MAX_TARGET, Report, Request, Welcome, add, within};
-
-/// What the server prints before its address.
-pub const LISTENING: &str = "listening on ";
+use crate::common::child::{announce, within};
+use crate::wire::{ATOMIC, CHUNK, Inbox, MAX_TARGET, Report, Request, Welcome, add};
 
 /// Receives posted ahead: a client that sends a file finds room while this side sums up what came before.
 const DEPTH: usize = 64;
@@ -26,8 +23,7 @@ pub async fn run(options: &Options) -> Result<()> {
     let address = options.address.clone().map_or_else(|| device.local_address(0), Ok)?;
     let settings = Listener::builder(&pd).connections(|connections| connections.rnr_timer(RNR_TIMER));
     let listener = settings.bind(address).await.context("cannot listen; --address names another place")?;
-    let mut stdout = std::io::stdout();
-    writeln!(stdout, "{LISTENING}{}", listener.local_address()).and_then(|()| stdout.flush()).context("print")?;
+    announce(listener.local_address())?;
 
     let accepting = tokio::time::timeout(Duration::from_secs(options.wait), listener.accept()).await;
     let connection = accepting.map_err(|_| anyhow!("no client within {} s; --wait sets the limit", options.wait))??;

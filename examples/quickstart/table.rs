@@ -7,8 +7,10 @@ use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, presets};
 use tokio_rdma::Connection;
 
+use crate::common::child::within;
+use crate::common::units::{micros, size};
 use crate::measure::Times;
-use crate::wire::{ATOMIC, CHUNK, Sum, within};
+use crate::wire::{ATOMIC, CHUNK, Sum};
 
 /// What one step did.
 pub struct Row {
@@ -96,17 +98,5 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         let _ = write!(io::stderr(), "\r\x1b[K");
-    }
-}
-
-fn micros(time: Duration) -> String {
-    format!("{:.1} us", time.as_secs_f64() * 1e6)
-}
-
-fn size(bytes: usize) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..1_048_576 => format!("{:.4} KiB", bytes as f64 / 1024.0).replace(".0000", ""),
-        _ => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
     }
 }

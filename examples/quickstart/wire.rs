@@ -148,11 +148,3 @@ impl Inbox {
         Ok(())
     }
 }
-
-/// Bounds a step, and names it in its error.
-pub async fn within<T>(limit: Duration, step: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(result) => result.with_context(|| step.to_owned()),
-        Err(_) => bail!("{step}: not finished within {limit:?}; is the other process alive? --timeout sets the limit"),
-    }
-}

@@ -5,6 +5,7 @@ use std::fmt;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::Figures;
+use crate::common::units::size;
 
 pub struct Shown<'a>(pub &'a Figures);
 
@@ -66,13 +67,4 @@ fn bar(value: f64, most: f64) -> String {
 
 fn micros(time: f64) -> String {
     format!("{time:.1} us")
-}
-
-/// All sizes here are powers of two.
-pub fn size(bytes: usize) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..1_048_576 => format!("{} KiB", bytes >> 10),
-        _ => format!("{} MiB", bytes >> 20),
-    }
 }

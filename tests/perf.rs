@@ -1,0 +1,82 @@
+//! The example perf, as its user starts it.
+
+#[path = "common/example.rs"]
+mod example;
+
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn perf(arguments: &[&str]) -> Option<Output> {
+    Some(command()?.args(arguments).output().unwrap())
+}
+
+fn command() -> Option<Command> {
+    let mut command = Command::new(example::build("perf")?);
+    command.env("TOKIO_RDMA_DEVICE", "soft0").env_remove("TOKIO_RDMA_LINK");
+    Some(command)
+}
+
+#[test]
+fn every_operation_is_measured_and_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (json, svg, socket) = (path("perf.json"), path("perf.svg"), format!("unix:{}", path("perf")));
+    let count = ["--count", "50", "--warm-up", "0.001", "--depth", "3", "--address", &socket];
+    let arguments = [&["--sizes", "1,8..32", "--json", &json, "--svg", &svg][..], &count].concat();
+    let Some(output) = perf(&arguments) else { return };
+    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{complained}");
+
+    let rows: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 6 * 4 + 2);
+    for row in rows {
+        let figure = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"));
+        assert_eq!((figure("count"), figure("depth"), row["link"].as_str()), (50.0, 3.0, Some("unix")), "{row}");
+        let times = ["min_us", "p50_us", "p99_us", "p999_us", "max_us"].map(figure);
+        assert!(times.is_sorted() && times[0] > 0.0, "{row}");
+        assert_eq!((row["ours"].as_f64(), row["unit"].as_str()), (Some(times[1]), Some("us")));
+        assert!(figure("operations_per_second") > 0.0, "{row}");
+        let name = row["name"].as_str().unwrap().split_once(" unix").unwrap().0;
+        let (operation, _) = name.rsplit_once(' ').unwrap().0.rsplit_once(' ').unwrap();
+        let shown = said.lines().filter(|line| line.contains(operation) && line.contains("soft0, link unix"));
+        assert!(shown.count() >= 1, "{name} is not in the table:\n{said}");
+    }
+    let drawn = fs::read_to_string(svg).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("write with immediate, unix"), "{drawn:.200}");
+}
+
+#[test]
+fn what_cannot_be_done_is_said() {
+    for (arguments, words) in [
+        (&["--memory", "gpu:99"][..], "gpu:99"),
+        (&["--device", "mlx9_9"], "no RDMA device named \"mlx9_9\""),
+        (&["--sizes", "1G", "--depth", "8"], "the limit is 1073741824; choose fewer with --depth"),
+        (&["--sizes", "0"], "out of range"),
+        (&["--operation", "teleport"], "teleport"),
+        (&["--role", "client"], "--address"),
+        (&["--address", "nowhere"], "nowhere"),
+        (&["--role", "server", "--wait", "1"], "no client within 1s"),
+    ] {
+        let Some(output) = perf(arguments) else { return };
+        let complained = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && complained.contains(words), "{arguments:?}: {complained}");
+        assert!(!complained.contains("panicked"), "{arguments:?}: {complained}");
+    }
+}
+
+/// With the stand-in for the driver, also where there is a real one.
+#[cfg(feature = "cuda")]
+#[test]
+fn memory_of_a_gpu_is_measured() {
+    let Some(mut command) = command() else { return };
+    let driver = fake_cuda::directory(&[]).unwrap();
+    command.args(["--memory", "gpu:0", "--sizes", "8,64K", "--count", "10", "--warm-up", "0", "--depth", "2"]);
+    let output = command.env("LD_LIBRARY_PATH", driver.path()).output().unwrap();
+    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{complained}");
+    assert!(said.contains("memory GPU 0") && said.contains("path software here and GPU 0"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("soft0, link tcp")).count(), 6 * 2 + 2, "{said}");
+}
