@@ -50,7 +50,7 @@ impl Listener {
 
     /// Settings for a listener whose connections belong to this protection domain.
     pub fn builder(domain: &ProtectionDomain) -> ListenerBuilder {
-        ListenerBuilder { connections: Connection::builder(domain) }
+        ListenerBuilder { connections: Connection::builder(domain), domain_per_connection: false }
     }
 
     /// The next connection. Handshakes that fail are logged and counted ([`failed_handshakes`](Self::failed_handshakes)), not returned:
@@ -77,7 +77,8 @@ impl Listener {
         &self.address
     }
 
-    /// The protection domain of its connections.
+    /// The protection domain of its connections, unless each has one of its own
+    /// ([`domain_per_connection`](ListenerBuilder::domain_per_connection)): [`Connection::domain`] tells that.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.domain
     }
@@ -108,6 +109,7 @@ impl fmt::Debug for Listener {
 #[derive(Clone, Debug)]
 pub struct ListenerBuilder {
     connections: ConnectionBuilder,
+    domain_per_connection: bool,
 }
 
 impl ListenerBuilder {
@@ -115,6 +117,34 @@ impl ListenerBuilder {
     #[must_use]
     pub fn connections(mut self, settings: impl FnOnce(ConnectionBuilder) -> ConnectionBuilder) -> Self {
         self.connections = settings(self.connections);
+        self
+    }
+
+    /// Gives each accepted connection a protection domain of its own, on the same device: [`Connection::domain`]. A key that one peer
+    /// was given is worthless to all others then, whoever it was passed on to. Default: no, so that buffers and pools can be shared.
+    ///
+    /// Buffers for such a connection have to come from its own domain; one of another domain is refused
+    /// ([`Error::ForeignBuffer`]). Registrations are not shared either: what many peers are to read is registered once for each. A device has
+    /// a limited number of domains (`max_pd` of `ibv_query_device(3)`).
+    ///
+    /// ```
+    /// use tokio_rdma::{Access, Connection, Device, Listener};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> tokio_rdma::Result<()> {
+    /// let domain = Device::open("soft0")?.alloc_pd()?;
+    /// let listener = Listener::builder(&domain).domain_per_connection(true).bind("127.0.0.1:0").await?;
+    /// let connecting = Connection::connect(&domain, listener.local_address());
+    /// let (client, server) = tokio::try_join!(connecting, listener.accept())?;
+    ///
+    /// let lent = server.domain().alloc(64)?.expose(Access::REMOTE_WRITE)?; // opens to this client alone
+    /// client.write(domain.alloc(64)?, &lent.remote()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn domain_per_connection(mut self, each: bool) -> Self {
+        self.domain_per_connection = each;
         self
     }
 
@@ -128,18 +158,22 @@ impl ListenerBuilder {
         tracing::debug!(%address, "listening");
         let (sender, receiver) = mpsc::channel(BACKLOG);
         let failed = Arc::new(AtomicU64::new(0));
-        let task = tokio::spawn(run(acceptor, prepared, self.connections.setup(), sender, failed.clone()));
+        let answering = Answering { prepared, each: self.domain_per_connection, timeout: self.connections.setup() };
+        let task = tokio::spawn(run(acceptor, answering, sender, failed.clone()));
         Ok(Listener { address, domain, ready: Mutex::new(receiver), failed, task })
     }
 }
 
-async fn run(
-    acceptor: Acceptor,
+/// What each handshake needs.
+#[derive(Clone)]
+struct Answering {
     prepared: Prepared,
+    /// Each connection has a protection domain of its own.
+    each: bool,
     timeout: Duration,
-    ready: mpsc::Sender<Connection>,
-    failed: Arc<AtomicU64>,
-) {
+}
+
+async fn run(acceptor: Acceptor, answering: Answering, ready: mpsc::Sender<Connection>, failed: Arc<AtomicU64>) {
     let slots = Arc::new(Semaphore::new(BACKLOG));
     let mut handshakes = JoinSet::new();
     loop {
@@ -148,7 +182,7 @@ async fn run(
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
         match acceptor.accept().await {
             Ok(incoming) => {
-                handshakes.spawn(handshake(incoming, prepared.clone(), timeout, ready.clone(), failed.clone(), slot));
+                handshakes.spawn(handshake(incoming, answering.clone(), ready.clone(), failed.clone(), slot));
             }
             Err(error) => {
                 tracing::warn!(address = %acceptor.local_address(), %error, "cannot accept");
@@ -161,14 +195,13 @@ async fn run(
 /// One client's handshake, from the first byte to the queue of ready connections.
 async fn handshake(
     incoming: Incoming,
-    prepared: Prepared,
-    timeout: Duration,
+    answering: Answering,
     ready: mpsc::Sender<Connection>,
     failed: Arc<AtomicU64>,
     slot: OwnedSemaphorePermit,
 ) {
     let peer = incoming.peer();
-    match answer(incoming, prepared, timeout).await {
+    match answer(incoming, answering).await {
         // The slot is held until there is room, so that connections nobody accepts stop new handshakes.
         Ok(connection) => drop(ready.send(connection).await),
         Err(error) => {
@@ -179,7 +212,11 @@ async fn handshake(
     drop(slot);
 }
 
-async fn answer(incoming: Incoming, prepared: Prepared, timeout: Duration) -> Result<Connection> {
+async fn answer(incoming: Incoming, answering: Answering) -> Result<Connection> {
+    let Answering { mut prepared, each, timeout } = answering;
+    if each {
+        prepared.domain = prepared.device.alloc_pd()?;
+    }
     let room = prepared.reserve()?;
     let queue = room.queue().clone();
     let peer = incoming.peer();
