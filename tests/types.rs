@@ -146,6 +146,8 @@ fn async_functions_can_be_spawned() {
         spawns(listener.accept());
         spawns(connection.close());
         spawns(connection.closed());
+        spawns(connection.shutdown());
+        spawns(listener.shutdown(std::time::Duration::ZERO));
         spawns(RdmaStream::connect(domain, "127.0.0.1:1"));
         spawns(RdmaStream::accept(listener));
         spawns(RdmaStream::builder().connect(domain, "127.0.0.1:1"));

@@ -8,6 +8,8 @@ mod hello;
 mod incoming;
 pub(crate) mod keepalive;
 mod listener;
+mod open;
+mod shutdown;
 mod stats;
 
 #[cfg(feature = "async-rdma")]
@@ -240,8 +242,7 @@ impl Connection {
     /// Ends the connection: the queue pair goes to the error state, every pending operation ends in an error with its buffer,
     /// the peer is told. When this resolves, no buffer of this connection is in use any more.
     ///
-    /// Operations of the peer that are under way are cut off; to finish in good order, agree on it with the peer first
-    /// (a last message, say), and await what was sent.
+    /// Operations that are under way are cut off, this side's and the peer's; to finish in good order, see [`shutdown`](Self::shutdown).
     pub async fn close(&self) {
         self.inner.pair.close(CloseReason::Local);
         self.closed().await;
@@ -254,15 +255,7 @@ impl Connection {
 
     /// Resolves when the connection has ended and no buffer of it is in use any more, with the reason. Cancel safe.
     pub async fn closed(&self) -> CloseReason {
-        let mut closed = self.inner.pair.closed();
-        let reason = match closed.wait_for(Option::is_some).await.map(|reason| reason.clone()) {
-            Ok(Some(reason)) => reason,
-            _ => CloseReason::Local,
-        };
-        while self.inner.pair.queue().releasing() {
-            tokio::task::yield_now().await;
-        }
-        reason
+        open::ended(&self.inner.pair).await
     }
 
     /// Why the connection has ended, or `None` while it works.

@@ -149,6 +149,7 @@ mod rights;
 mod rnr;
 mod runtimes;
 mod scale;
+mod shutdown;
 mod stream_ends;
 mod streams;
 mod timeouts;
