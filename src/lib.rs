@@ -118,3 +118,29 @@ struct Migrating;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The examples of the guide's chapters, tested.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../docs/guide/concepts.md")]
+    struct Concepts;
+
+    #[doc = include_str!("../docs/guide/memory.md")]
+    struct Memory;
+
+    #[cfg(feature = "cuda")]
+    #[doc = include_str!("../docs/guide/gpu.md")]
+    struct Gpu;
+
+    #[doc = include_str!("../docs/guide/completion-modes.md")]
+    struct CompletionModes;
+
+    #[doc = include_str!("../docs/guide/failures.md")]
+    struct Failures;
+
+    #[doc = include_str!("../docs/guide/services.md")]
+    struct Services;
+
+    #[doc = include_str!("../docs/guide/deploying.md")]
+    struct Deploying;
+}
