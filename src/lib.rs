@@ -66,6 +66,7 @@
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
 //! - `futures-io`: the `AsyncRead` and `AsyncWrite` of the futures crate for [`RdmaStream`], which has tokio's in any case.
+//! - `psk`: `PreSharedKey`, which both ends of a connection prove to have before they use it.
 //! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`], [`QueuePairEndpoint`], [`topology::PciAddress`] and
 //!   [`doctor::GpuDirectReport`].
 #![deny(unsafe_code)]
@@ -96,9 +97,11 @@ pub mod topology;
 
 pub use address::{Address, IntoAddress};
 pub use completion::CompletionMode;
+#[cfg(feature = "psk")]
+pub use connection::PreSharedKey;
 pub use connection::{
-    Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu, PendingConnection,
-    QueuePairEndpoint,
+    AuthenticationFailure, Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu,
+    PendingConnection, QueuePairEndpoint,
 };
 pub use device::{DEVICE_VARIABLE, Device, DeviceBuilder, DeviceInfo, Provider};
 pub use error::{CloseReason, Error, Operation, RemoteTarget, Result, WcStatus};
@@ -138,6 +141,7 @@ mod guide {
     #[doc = include_str!("../docs/guide/failures.md")]
     struct Failures;
 
+    #[cfg(feature = "psk")]
     #[doc = include_str!("../docs/guide/services.md")]
     struct Services;
 

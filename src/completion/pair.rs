@@ -343,6 +343,12 @@ impl QueuePair {
         }
     }
 
+    /// The peer may use memory from now on.
+    #[cfg_attr(not(feature = "psk"), allow(dead_code))]
+    pub(crate) fn admit(&self) -> crate::error::Result<()> {
+        self.device.admit()
+    }
+
     /// Why the queue pair does not work any more, once everything that was pending has ended.
     pub(crate) fn close_reason(&self) -> Option<CloseReason> {
         self.closed.borrow().clone()

@@ -12,6 +12,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::address::{Address, IntoAddress};
 use crate::connection::builder::{Prepared, within};
 use crate::connection::open::OpenConnections;
+use crate::connection::psk::Role;
 use crate::connection::{Connection, ConnectionBuilder, hello};
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::ProtectionDomain;
@@ -263,8 +264,11 @@ impl Answering {
         let peer = incoming.peer();
         let reply = |theirs: &[u8]| hello::decode(theirs).map(|_| prepared.hello.clone());
         let accepting = incoming.accept(prepared.domain.provider(), queue.device(), &prepared.config, reply);
-        let connected = within(self.timeout, "accept", &peer, accepting).await?;
-        let connection = prepared.establish(room, connected)?;
+        let introduced = async {
+            let connected = accepting.await?;
+            prepared.introduce(room, connected, Role::Server).await
+        };
+        let connection = within(self.timeout, "accept", &peer, introduced).await?;
         self.shared.open.add(&connection);
         Ok(connection)
     }

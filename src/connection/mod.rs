@@ -9,6 +9,7 @@ mod incoming;
 pub(crate) mod keepalive;
 mod listener;
 mod open;
+mod psk;
 mod shutdown;
 mod stats;
 
@@ -20,10 +21,14 @@ pub use self::endpoint::{PendingConnection, QueuePairEndpoint};
 pub(crate) use self::foreign::ForeignConnection;
 pub use self::incoming::Incoming;
 pub use self::listener::{Listener, ListenerBuilder};
+pub use self::psk::AuthenticationFailure;
+#[cfg(feature = "psk")]
+pub use self::psk::PreSharedKey;
 pub use self::stats::ConnectionStats;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::address::IntoAddress;
 use crate::completion::driver;
@@ -96,10 +101,9 @@ impl Connection {
         domain: ProtectionDomain,
         room: Room,
         config: QpConfig,
-        keepalive: Option<std::time::Duration>,
         (qp, peer): (Qp, PeerInfo),
     ) -> Result<Self> {
-        let private_data = hello::private_data(&peer)?;
+        let private_data = hello::of_peer(&peer)?.user;
         let pair = QueuePair::attach(qp, room, domain, config, peer.max_message).ok_or(Error::Limit {
             operation: "connect",
             what: "connections of one completion queue",
@@ -112,14 +116,18 @@ impl Connection {
             pair.close(CloseReason::Local);
             return Err(error);
         }
-        if let Some(interval) = keepalive {
-            device.keepalive().watch(&pair, interval);
-        }
         tracing::debug!(
             qp = pair.number(), peer = %peer.address, link = %peer.link, device = device.name(),
             max_rd_atomic = peer.max_rd_atomic, max_message = peer.max_message, "connected"
         );
         Ok(Self { inner: Arc::new(Inner { pair, device, peer, private_data }) })
+    }
+
+    /// Probes the peer from now on, as [`keepalive`](ConnectionBuilder::keepalive) says.
+    fn keep_alive(&self, interval: Option<Duration>) {
+        if let Some(interval) = interval {
+            self.inner.device.keepalive().watch(&self.inner.pair, interval);
+        }
     }
 
     /// Sends a message of `buffer.len()` bytes into the next buffer that the peer posted. Resolves when the peer has it.

@@ -136,6 +136,8 @@ mod completions;
 mod drops;
 mod endpoints;
 mod faults;
+#[cfg(feature = "psk")]
+mod keys;
 mod leaks;
 mod listener;
 mod long;
