@@ -66,6 +66,7 @@
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
 //! - `futures-io`: the `AsyncRead` and `AsyncWrite` of the futures crate for [`RdmaStream`], which has tokio's in any case.
+//! - `metrics`: counters through the [metrics](https://docs.rs/metrics) facade; their names are in the module `metrics`.
 //! - `psk`: `PreSharedKey`, which both ends of a connection prove to have before they use it.
 //! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`], [`QueuePairEndpoint`], [`topology::PciAddress`] and
 //!   [`doctor::GpuDirectReport`].
@@ -88,6 +89,9 @@ mod error;
 pub mod gpu;
 mod memory;
 pub mod messages;
+mod meters;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod op;
 mod provider;
 pub mod soft;

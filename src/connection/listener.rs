@@ -247,6 +247,7 @@ async fn handshake(
         Ok(connection) => drop(ready.send(connection).await),
         Err(error) => {
             answering.shared.failed.fetch_add(1, Ordering::Relaxed);
+            answering.prepared.device.meters().handshake_failed();
             tracing::warn!(%peer, %error, "handshake failed");
         }
     }

@@ -104,7 +104,7 @@ impl Connection {
         (qp, peer): (Qp, PeerInfo),
     ) -> Result<Self> {
         let private_data = hello::of_peer(&peer)?.user;
-        let pair = QueuePair::attach(qp, room, domain, config, peer.max_message).ok_or(Error::Limit {
+        let pair = QueuePair::attach(qp, room, domain, config, (peer.max_message, peer.link)).ok_or(Error::Limit {
             operation: "connect",
             what: "connections of one completion queue",
             value: crate::completion::pair::MAX_PAIRS as u64 + 1,
