@@ -13,6 +13,9 @@ impl Connection {
     /// [`close`](Self::close) does, and the peer is told. Resolves to the reason of the end, which is [`CloseReason::Local`] unless something
     /// else came first.
     ///
+    /// What has not got into that line yet is not waited for: an operation whose GPU is still at work, or the rest of a
+    /// [`Sender`](crate::messages::Sender), which is to be flushed first.
+    ///
     /// Sends, writes, reads and atomics that start after this wait in line, and end in [`Error::Closed`](crate::Error::Closed).
     /// Receives go on until the end. What the *peer* has under way then is cut off, since nobody here can know of its requests: so the one who
     /// has had the last answer shuts down, and the other one waits for [`closed`](Self::closed).
