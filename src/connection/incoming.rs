@@ -21,7 +21,7 @@ pub struct Incoming {
 
 impl Listener {
     /// The listener's connections as a [`Stream`], for what takes one, as servers of tonic do. It goes on until it is dropped, or ends after
-    /// [`stop`](Listener::stop); [`Error::Closed`](crate::Error::Closed) is its last item when the runtime of [`bind`](Listener::bind) is gone.
+    /// [`stop`](Listener::stop); [`Error::Closed`] is its last item when the runtime of [`bind`](Listener::bind) is gone.
     pub fn incoming(self) -> Incoming {
         Incoming { listener: self, ended: false }
     }
