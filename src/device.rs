@@ -11,6 +11,7 @@ use crate::completion::{CompletionMode, driver};
 use crate::connection::keepalive::Keepalive;
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
+use crate::meters::Meters;
 use crate::provider::{Context, DeviceLimits, soft, verbs};
 
 /// Names the device that [`Device::open_default`] opens, instead of the one it would choose.
@@ -65,6 +66,7 @@ pub(crate) struct DeviceInner {
     queues: Vec<Arc<CompletionQueue>>,
     next_queue: AtomicU64,
     keepalive: Arc<Keepalive>,
+    meters: Meters,
 }
 
 impl Drop for DeviceInner {
@@ -206,11 +208,15 @@ impl Device {
     /// A protection domain: memory registered in it works with connections made in it, and with no others.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         let pd = self.inner.context.alloc_pd()?;
-        Ok(ProtectionDomain::new(pd, self.limits().clone(), self.inner.clone()))
+        Ok(ProtectionDomain::new(pd, self.limits().clone(), self.inner.meters.clone(), self.inner.clone()))
     }
 
     pub(crate) fn context(&self) -> &Context {
         &self.inner.context
+    }
+
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.inner.meters
     }
 
     pub(crate) fn keepalive(&self) -> &Arc<Keepalive> {
@@ -366,12 +372,19 @@ impl DeviceBuilder {
             });
         }
         let cpus: Option<Arc<[usize]>> = if self.pinned { Some(context.local_cpus()?.into()) } else { None };
+        let meters = Meters::new(context.name());
         let queues = (self.vector..)
             .take(self.queues)
-            .map(|vector| CompletionQueue::new(&context, self.mode, vector, cpus.clone()).map(Arc::new))
+            .map(|vector| CompletionQueue::new(&context, self.mode, vector, cpus.clone(), meters.clone()).map(Arc::new))
             .collect::<Result<_>>()?;
         Ok(Device {
-            inner: Arc::new(DeviceInner { context, queues, next_queue: AtomicU64::new(0), keepalive: Arc::default() }),
+            inner: Arc::new(DeviceInner {
+                context,
+                queues,
+                next_queue: AtomicU64::new(0),
+                keepalive: Arc::default(),
+                meters,
+            }),
         })
     }
 }

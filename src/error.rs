@@ -352,6 +352,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// The two ends have not proved to each other that they have the same pre-shared key.
+    #[error("authenticate {peer}: {reason}")]
+    Authentication {
+        /// The peer's address.
+        peer: String,
+        /// Which end lacks what.
+        reason: crate::connection::AuthenticationFailure,
+    },
+
     /// The peer's program got the request and said no.
     #[error("{operation}: the peer refused: {reason}")]
     Refused {
@@ -411,6 +420,7 @@ impl Error {
             | Self::Invalid { .. }
             | Self::Descriptor { .. }
             | Self::UnknownDevice { .. }
+            | Self::Authentication { .. }
             | Self::Unsupported { .. } => true,
             #[cfg(feature = "cuda")]
             Self::Gpu(error) => error.is_caller_error(),

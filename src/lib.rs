@@ -66,6 +66,8 @@
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.
 //! - `cuda`: the module `gpu`, memory of NVIDIA GPUs in operations. It builds without a CUDA toolkit, and finds the driver at run time.
 //! - `futures-io`: the `AsyncRead` and `AsyncWrite` of the futures crate for [`RdmaStream`], which has tokio's in any case.
+//! - `metrics`: counters through the [metrics](https://docs.rs/metrics) facade; their names are in the module `metrics`.
+//! - `psk`: `PreSharedKey`, which both ends of a connection prove to have before they use it.
 //! - `serde`: `Serialize` and `Deserialize` for [`RemoteRegion`], [`QueuePairEndpoint`], [`topology::PciAddress`] and
 //!   [`doctor::GpuDirectReport`].
 #![deny(unsafe_code)]
@@ -87,6 +89,9 @@ mod error;
 pub mod gpu;
 mod memory;
 pub mod messages;
+mod meters;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod op;
 mod provider;
 pub mod soft;
@@ -96,9 +101,11 @@ pub mod topology;
 
 pub use address::{Address, IntoAddress};
 pub use completion::CompletionMode;
+#[cfg(feature = "psk")]
+pub use connection::PreSharedKey;
 pub use connection::{
-    Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu, PendingConnection,
-    QueuePairEndpoint,
+    AuthenticationFailure, Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu,
+    PendingConnection, QueuePairEndpoint,
 };
 pub use device::{DEVICE_VARIABLE, Device, DeviceBuilder, DeviceInfo, Provider};
 pub use error::{CloseReason, Error, Operation, RemoteTarget, Result, WcStatus};
@@ -118,3 +125,30 @@ struct Migrating;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The examples of the guide's chapters, tested.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../docs/guide/concepts.md")]
+    struct Concepts;
+
+    #[doc = include_str!("../docs/guide/memory.md")]
+    struct Memory;
+
+    #[cfg(feature = "cuda")]
+    #[doc = include_str!("../docs/guide/gpu.md")]
+    struct Gpu;
+
+    #[doc = include_str!("../docs/guide/completion-modes.md")]
+    struct CompletionModes;
+
+    #[doc = include_str!("../docs/guide/failures.md")]
+    struct Failures;
+
+    #[cfg(feature = "psk")]
+    #[doc = include_str!("../docs/guide/services.md")]
+    struct Services;
+
+    #[doc = include_str!("../docs/guide/deploying.md")]
+    struct Deploying;
+}

@@ -68,6 +68,7 @@ fn handles_and_values_are_send_sync_and_unpin() {
         Received<Buffer>,
         Received<SgList>,
         CloseReason,
+        AuthenticationFailure,
         WcStatus,
         Operation,
         topology::Topology,
@@ -77,6 +78,15 @@ fn handles_and_values_are_send_sync_and_unpin() {
         soft::Faults,
         soft::HandshakeStep,
     );
+}
+
+#[cfg(feature = "psk")]
+#[test]
+fn nor_are_keys_and_they_are_not_printed() {
+    handles!(PreSharedKey);
+    let key = PreSharedKey::new("correct horse battery staple").unwrap();
+    assert_eq!(format!("{key:?}"), "PreSharedKey(..)");
+    assert!(PreSharedKey::new("too short").unwrap_err().to_string().contains("the limit is 16"));
 }
 
 #[cfg(feature = "async-rdma")]
@@ -146,6 +156,8 @@ fn async_functions_can_be_spawned() {
         spawns(listener.accept());
         spawns(connection.close());
         spawns(connection.closed());
+        spawns(connection.shutdown());
+        spawns(listener.shutdown(std::time::Duration::ZERO));
         spawns(RdmaStream::connect(domain, "127.0.0.1:1"));
         spawns(RdmaStream::accept(listener));
         spawns(RdmaStream::builder().connect(domain, "127.0.0.1:1"));

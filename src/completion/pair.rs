@@ -12,7 +12,8 @@ use crate::completion::table::{Effects, Key, Outcome, Refused, Signal, Table, Ti
 use crate::error::{CloseReason, Error};
 use crate::memory::{AnyBuffer, Buffer, BufferPool, ProtectionDomain};
 use crate::provider::{
-    self, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, SendRequest, SgeList, WorkCompletion, WrOp,
+    self, Link, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, SendRequest, SgeList,
+    WorkCompletion, WrOp,
 };
 use crate::sync::Mutex;
 
@@ -147,7 +148,7 @@ impl QueuePair {
         room: Room,
         domain: ProtectionDomain,
         config: QpConfig,
-        max_message: u64,
+        (max_message, link): (u64, Link),
     ) -> Option<Arc<Self>> {
         let (send_depth, receive_depth) = (config.send_depth as usize, config.receive_depth as usize);
         let queue = room.queue().clone();
@@ -169,6 +170,7 @@ impl QueuePair {
                 device,
             })
         })?;
+        queue.meters.opened(link);
         // The link may have failed before the dispatcher knew whom to tell.
         pair.device_failed();
         Some(pair)
@@ -343,6 +345,12 @@ impl QueuePair {
         }
     }
 
+    /// The peer may use memory from now on.
+    #[cfg_attr(not(feature = "psk"), allow(dead_code))]
+    pub(crate) fn admit(&self) -> crate::error::Result<()> {
+        self.device.admit()
+    }
+
     /// Why the queue pair does not work any more, once everything that was pending has ended.
     pub(crate) fn close_reason(&self) -> Option<CloseReason> {
         self.closed.borrow().clone()
@@ -394,6 +402,7 @@ impl QueuePair {
         });
         if first {
             tracing::debug!(qp = self.number(), %reason, "connection closed");
+            self.queue().meters.closed(&reason, self.device.counters());
             self.queue().forget(self.index);
         }
     }

@@ -9,6 +9,7 @@ use crate::completion::pair::{MAX_PAIRS, QueuePair, WrId};
 use crate::completion::table::Effects;
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::AnyBuffer;
+use crate::meters::Meters;
 use crate::provider::{self, WorkCompletion};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -59,6 +60,7 @@ pub(crate) struct CompletionQueue {
     ended: Mutex<Vec<Arc<QueuePair>>>,
     ending: AtomicBool,
     pub(crate) counters: QueueCounters,
+    pub(crate) meters: Meters,
 }
 
 /// Counters of a completion queue, shared by its connections.
@@ -78,6 +80,7 @@ impl CompletionQueue {
         mode: CompletionMode,
         vector: u32,
         cpus: Option<Arc<[usize]>>,
+        meters: Meters,
     ) -> Result<Self> {
         Ok(Self {
             device: context.create_cq(1, vector)?,
@@ -98,6 +101,7 @@ impl CompletionQueue {
             ended: Mutex::default(),
             ending: AtomicBool::new(false),
             counters: QueueCounters::default(),
+            meters,
         })
     }
 

@@ -356,6 +356,21 @@ impl<B> Table<B> {
         taken
     }
 
+    /// Takes all places once everything that came before is done: until they are returned, nothing is posted.
+    pub(crate) fn take_all_places(
+        &self,
+        ticket: &mut Option<Ticket>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), CloseReason>> {
+        let mut replaced = None;
+        let mut state = self.state.lock();
+        // The device holds nothing more by that.
+        let peak = state.peak_in_flight;
+        let taken = state.take_places(self.depth, self.depth, ticket, Some(cx), &mut replaced);
+        state.peak_in_flight = peak;
+        taken
+    }
+
     /// Gives places back that no member used.
     pub(crate) fn return_places(&self, places: usize) {
         let mut state = self.state.lock();

@@ -4,11 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::address::IntoAddress;
+use crate::completion::queue::Room;
+use crate::connection::psk::{self, PreSharedKey, Role};
 use crate::connection::{Connection, PendingConnection, hello};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
-use crate::provider::QpConfig;
+use crate::provider::{PeerInfo, Qp, QpConfig};
 
 /// The path MTU: how large a packet may be (`enum ibv_mtu`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +57,7 @@ pub struct ConnectionBuilder {
     keepalive: Option<Duration>,
     setup_timeout: Duration,
     private_data: Vec<u8>,
+    key: Option<PreSharedKey>,
 }
 
 impl ConnectionBuilder {
@@ -75,6 +78,7 @@ impl ConnectionBuilder {
             keepalive: Some(Duration::from_secs(10)),
             setup_timeout: Duration::from_secs(10),
             private_data: Vec::new(),
+            key: None,
         }
     }
 
@@ -188,6 +192,44 @@ impl ConnectionBuilder {
         self
     }
 
+    /// Has both ends prove that they were given the same key, before either of them gets the connection or the peer can use any memory.
+    /// The peer needs the same setting. Default: none.
+    ///
+    /// It says who is there at the beginning, and nothing about later: nothing is encrypted, nor are packets protected, so who can forge packets on
+    /// the network can still write into a connection that is open. Against such people a network of your own helps, or encryption below
+    /// (IPsec in the NIC) or above.
+    ///
+    /// The proof is a challenge and a response each way (HMAC with SHA-256 over fresh random numbers of both ends, which end it is, and the private
+    /// data of both), in four messages of at most 65 bytes on the connection, within [`setup_timeout`](Self::setup_timeout). No end shows
+    /// the key; but whoever listens, or takes the server's place, sees the client's answer and can try out guesses on it. So make the key of random
+    /// bytes and not of words. The messages need receives like all others: with [`rnr_retry`](Self::rnr_retry) below 7 a peer that is slow in posting
+    /// its first one may fail the handshake.
+    ///
+    /// # Errors
+    ///
+    /// Connecting then fails with [`Error::Authentication`] where the keys differ, or one end has none; a listener logs and counts it
+    /// ([`failed_handshakes`](crate::Listener::failed_handshakes)). [`Error::Timeout`] when the peer says nothing.
+    ///
+    /// ```
+    /// use tokio_rdma::{Connection, Device, Listener, PreSharedKey};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> tokio_rdma::Result<()> {
+    /// let key = PreSharedKey::new(*b"32 random bytes from a safe place")?;
+    /// let domain = Device::open("soft0")?.alloc_pd()?;
+    /// let listener = Listener::builder(&domain).connections(|it| it.pre_shared_key(key.clone())).bind("127.0.0.1:0").await?;
+    /// let connecting = Connection::builder(&domain).pre_shared_key(key.clone()).connect(listener.local_address());
+    /// let (_client, _server) = tokio::try_join!(connecting, listener.accept())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "psk")]
+    #[must_use]
+    pub fn pre_shared_key(mut self, key: PreSharedKey) -> Self {
+        self.key = Some(key);
+        self
+    }
+
     /// Connects to a listener. See [`Connection::connect`].
     pub async fn connect(self, address: impl IntoAddress) -> Result<Connection> {
         let address = address.into_address()?;
@@ -201,8 +243,11 @@ impl ConnectionBuilder {
             &address,
             &prepared.hello,
         );
-        let connected = within(self.setup_timeout, "connect", &address, connecting).await?;
-        prepared.establish(room, connected)
+        let introduced = async {
+            let connected = connecting.await?;
+            prepared.introduce(room, connected, Role::Client).await
+        };
+        within(self.setup_timeout, "connect", &address, introduced).await
     }
 
     /// Prepares a connection for programs that exchange endpoints by means of their own (MPI, etcd, a batch system):
@@ -266,7 +311,8 @@ impl ConnectionBuilder {
             range("keepalive in milliseconds", interval.as_millis().try_into().unwrap_or(u64::MAX), 1, 24 * 3_600_000)?;
         }
         Ok(Prepared {
-            hello: hello::encode(&self.private_data)?,
+            hello: hello::encode(&self.private_data, self.key.is_some())?,
+            key: self.key.clone(),
             domain: self.domain.clone(),
             keepalive: self.keepalive,
             config: QpConfig {
@@ -281,6 +327,7 @@ impl ConnectionBuilder {
                 ack_timeout: self.ack_timeout,
                 max_rd_atomic,
                 path_mtu: self.mtu.unwrap_or(Mtu::B4096) as u32,
+                guarded: self.key.is_some(),
             },
             device,
         })
@@ -305,20 +352,33 @@ pub(super) struct Prepared {
     pub config: QpConfig,
     pub hello: Vec<u8>,
     pub keepalive: Option<Duration>,
+    pub key: Option<PreSharedKey>,
 }
 
 impl Prepared {
     /// Room in a completion queue for this connection's operations.
-    pub(super) fn reserve(&self) -> Result<crate::completion::queue::Room> {
+    pub(super) fn reserve(&self) -> Result<Room> {
         self.device.reserve(self.config.send_depth + self.config.receive_depth)
     }
 
-    pub(super) fn establish(
-        self,
-        room: crate::completion::queue::Room,
-        connected: (crate::provider::Qp, crate::provider::PeerInfo),
-    ) -> Result<Connection> {
-        Connection::establish(self.device, self.domain, room, self.config, self.keepalive, connected)
+    pub(super) fn establish(&self, room: Room, connected: (Qp, PeerInfo)) -> Result<Connection> {
+        let (device, domain) = (self.device.clone(), self.domain.clone());
+        let connection = Connection::establish(device, domain, room, self.config, connected)?;
+        // A peer does not answer a probe before it lets this side in.
+        if self.key.is_none() {
+            connection.keep_alive(self.keepalive);
+        }
+        Ok(connection)
+    }
+
+    /// A connection whose two ends have found that they may talk to each other.
+    pub(super) async fn introduce(&self, room: Room, connected: (Qp, PeerInfo), role: Role) -> Result<Connection> {
+        let connection = self.establish(room, connected)?;
+        psk::check(&connection, role, &self.hello, self.key.as_ref()).await?;
+        if self.key.is_some() {
+            connection.keep_alive(self.keepalive);
+        }
+        Ok(connection)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::completion::driver;
 use crate::completion::queue::Room;
 use crate::connection::Connection;
 use crate::connection::builder::{Prepared, within};
+use crate::connection::psk::Role;
 use crate::error::{Error, Result};
 use crate::provider::Rendezvous;
 
@@ -123,7 +124,7 @@ impl PendingConnection {
     /// [`Error::Descriptor`] when the bytes are no endpoint, [`Error::Handshake`] when whoever answers is not that peer,
     /// [`Error::Timeout`] when the peer does not call in time.
     pub async fn connect(self, remote: &QueuePairEndpoint) -> Result<Connection> {
-        let Self { prepared, room, rendezvous, setup_timeout, .. } = self;
+        let Self { prepared, room, rendezvous, endpoint, setup_timeout } = self;
         let queue = room.queue().clone();
         // The runtime that the endpoint was made in may be gone.
         driver::ensure(&queue)?;
@@ -134,8 +135,13 @@ impl PendingConnection {
             remote.as_bytes(),
             &prepared.hello,
         );
-        let connected = within(setup_timeout, "connect", "the peer", connecting).await?;
-        prepared.establish(room, connected)
+        // Both know both of them.
+        let role = if endpoint.0 < remote.0 { Role::Server } else { Role::Client };
+        let introduced = async {
+            let connected = connecting.await?;
+            prepared.introduce(room, connected, role).await
+        };
+        within(setup_timeout, "connect", "the peer", introduced).await
     }
 }
 

@@ -21,6 +21,13 @@ impl ConnectionBuilder {
     /// Prepares an end of a connection whose settings the peer knows already: they are used as they are, none is agreed on.
     pub(crate) fn foreign(self, local: Option<IpAddr>) -> Result<ForeignConnection> {
         let prepared = self.prepare("connect")?;
+        if prepared.key.is_some() {
+            return Err(Error::Unsupported {
+                operation: "a pre-shared key with a foreign peer",
+                device: prepared.device.name().to_owned(),
+                hint: "its program knows no proof of one; leave it out",
+            });
+        }
         let room = prepared.reserve()?;
         let pair = match (prepared.device.context(), prepared.domain.provider(), room.queue().device()) {
             (Context::Verbs(device), Pd::Verbs(pd), Cq::Verbs(cq)) => {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! byte 0     version of this layout
-//! byte 1     length of the user's private data
+//! byte 1     length of the user's private data; the highest bit says that the sender has a pre-shared key to be proved
 //! byte 2..   the user's private data
 //! ```
 
@@ -11,11 +11,21 @@ use crate::provider::{PRIVATE_DATA, PeerInfo};
 
 const VERSION: u8 = 1;
 const HEADER: usize = 2;
+/// In the byte of the length. Whoever does not know it takes the length for one that is too long, and refuses.
+const KEYED: u8 = 0x80;
 
 /// The user's share of the private data, in bytes.
 pub(super) const MAX_USER_DATA: usize = PRIVATE_DATA - HEADER;
 
-pub(super) fn encode(user: &[u8]) -> Result<Vec<u8>> {
+/// What one end says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub user: Vec<u8>,
+    /// It wants the pre-shared key proved.
+    pub keyed: bool,
+}
+
+pub(super) fn encode(user: &[u8], keyed: bool) -> Result<Vec<u8>> {
     if user.len() > MAX_USER_DATA {
         return Err(Error::Limit {
             operation: "connect",
@@ -25,21 +35,26 @@ pub(super) fn encode(user: &[u8]) -> Result<Vec<u8>> {
             hint: "send longer data as the first message",
         });
     }
-    let mut bytes = vec![VERSION, user.len() as u8];
+    let mut bytes = vec![VERSION, user.len() as u8 | if keyed { KEYED } else { 0 }];
     bytes.extend_from_slice(user);
     Ok(bytes)
 }
 
-pub(super) fn decode(bytes: &[u8]) -> std::result::Result<Vec<u8>, String> {
+pub(super) fn decode(bytes: &[u8]) -> std::result::Result<Hello, String> {
     match bytes {
-        [VERSION, length, user @ ..] if usize::from(*length) <= user.len() => Ok(user[..usize::from(*length)].to_vec()),
-        [VERSION, length, user @ ..] => Err(format!("private data of {length} bytes announced, {} sent", user.len())),
+        [VERSION, length, user @ ..] => {
+            let (length, keyed) = (length & !KEYED, length & KEYED != 0);
+            match user.get(..usize::from(length)) {
+                Some(user) => Ok(Hello { user: user.to_vec(), keyed }),
+                None => Err(format!("private data of {length} bytes announced, {} sent", user.len())),
+            }
+        }
         [version, ..] => Err(format!("connection setup version {version}, this side speaks {VERSION}")),
         [] => Err("the connection request carries no setup data; is the peer a tokio-rdma program?".to_owned()),
     }
 }
 
-pub(super) fn private_data(peer: &PeerInfo) -> Result<Vec<u8>> {
+pub(super) fn of_peer(peer: &PeerInfo) -> Result<Hello> {
     decode(&peer.private_data).map_err(|reason| Error::Handshake { step: "setup", peer: peer.address.clone(), reason })
 }
 
@@ -50,15 +65,20 @@ mod tests {
     #[test]
     fn user_data_comes_back() {
         for len in [0, 1, MAX_USER_DATA] {
-            let user = vec![7; len];
-            assert_eq!(decode(&encode(&user).unwrap()).unwrap(), user);
+            for keyed in [false, true] {
+                let user = vec![7; len];
+                let mut bytes = encode(&user, keyed).unwrap();
+                // RDMA CM hands on as much as fits a message, whatever was given to it.
+                bytes.resize(PRIVATE_DATA, 0);
+                assert_eq!(decode(&bytes).unwrap(), Hello { user, keyed });
+            }
         }
-        assert!(encode(&[0; MAX_USER_DATA + 1]).is_err());
+        assert!(encode(&[0; MAX_USER_DATA + 1], false).is_err());
     }
 
     #[test]
     fn hostile_data_is_refused() {
-        for bytes in [&[][..], &[VERSION], &[VERSION, 1], &[0, 0], &[VERSION, 255, 1, 2]] {
+        for bytes in [&[][..], &[VERSION], &[VERSION, 1], &[0, 0], &[VERSION, 127, 1, 2], &[VERSION, KEYED | 3, 1, 2]] {
             assert!(decode(bytes).is_err(), "{bytes:?}");
         }
     }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use futures::stream::Stream;
 
 use crate::connection::{Connection, Listener};
-use crate::error::Result;
+use crate::error::{CloseReason, Error, Result};
 
 /// The connections of a [`Listener`]; made by [`Listener::incoming`]. Dropping it stops listening.
 ///
@@ -20,8 +20,8 @@ pub struct Incoming {
 }
 
 impl Listener {
-    /// The listener's connections as a [`Stream`], for what takes one, as servers of tonic do. It goes on until it is dropped, except that
-    /// [`Error::Closed`](crate::Error::Closed) is its last item when the runtime of [`bind`](Listener::bind) is gone.
+    /// The listener's connections as a [`Stream`], for what takes one, as servers of tonic do. It goes on until it is dropped, or ends after
+    /// [`stop`](Listener::stop); [`Error::Closed`] is its last item when the runtime of [`bind`](Listener::bind) is gone.
     pub fn incoming(self) -> Incoming {
         Incoming { listener: self, ended: false }
     }
@@ -48,7 +48,10 @@ impl Stream for Incoming {
         }
         self.listener.poll_accept(cx).map(|accepted| {
             self.ended = accepted.is_err();
-            Some(accepted)
+            match accepted {
+                Err(Error::Closed { reason: CloseReason::Local, .. }) => None,
+                accepted => Some(accepted),
+            }
         })
     }
 }

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::address::{Address, IntoAddress};
 use crate::connection::builder::{Prepared, within};
+use crate::connection::open::OpenConnections;
+use crate::connection::psk::Role;
 use crate::connection::{Connection, ConnectionBuilder, hello};
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::ProtectionDomain;
@@ -26,12 +28,22 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// Handshakes run in the background, each on its own, so that a client that is slow or hostile holds nobody up. Dropping the listener
 /// stops listening and drops the handshakes under way, as soon as the runtime gets to it; accepted connections live on.
+/// To end a service in good order, see [`shutdown`](Self::shutdown).
 pub struct Listener {
     address: Address,
     domain: ProtectionDomain,
     ready: Mutex<mpsc::Receiver<Connection>>,
-    failed: Arc<AtomicU64>,
-    task: JoinHandle<()>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) task: JoinHandle<()>,
+}
+
+/// What a listener and its task share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    failed: AtomicU64,
+    /// No more clients are let in.
+    pub(super) stopped: watch::Sender<bool>,
+    pub(super) open: OpenConnections,
 }
 
 impl Listener {
@@ -50,7 +62,7 @@ impl Listener {
 
     /// Settings for a listener whose connections belong to this protection domain.
     pub fn builder(domain: &ProtectionDomain) -> ListenerBuilder {
-        ListenerBuilder { connections: Connection::builder(domain) }
+        ListenerBuilder { connections: Connection::builder(domain), domain_per_connection: false }
     }
 
     /// The next connection. Handshakes that fail are logged and counted ([`failed_handshakes`](Self::failed_handshakes)), not returned:
@@ -58,18 +70,19 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`] when the runtime that [`bind`](Self::bind) was called in is gone.
+    /// [`Error::Closed`] when the runtime that [`bind`](Self::bind) was called in is gone, or after [`stop`](Self::stop) when nobody is left
+    /// ([`CloseReason::Local`]).
     ///
     /// # Cancel safety
     ///
     /// No connection is lost when the future is dropped.
     pub async fn accept(&self) -> Result<Connection> {
-        self.ready.lock().await.recv().await.ok_or_else(runtime_gone)
+        self.ready.lock().await.recv().await.ok_or_else(|| self.shared.no_more())
     }
 
     /// As [`accept`](Self::accept), for who has the listener alone.
     pub(super) fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Result<Connection>> {
-        self.ready.get_mut().poll_recv(cx).map(|accepted| accepted.ok_or_else(runtime_gone))
+        self.ready.get_mut().poll_recv(cx).map(|accepted| accepted.ok_or_else(|| self.shared.no_more()))
     }
 
     /// Where it listens, with the real port.
@@ -77,19 +90,28 @@ impl Listener {
         &self.address
     }
 
-    /// The protection domain of its connections.
+    /// The protection domain of its connections, unless each has one of its own
+    /// ([`domain_per_connection`](ListenerBuilder::domain_per_connection)): [`Connection::domain`] tells that.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.domain
     }
 
     /// Handshakes that did not lead to a connection so far.
     pub fn failed_handshakes(&self) -> u64 {
-        self.failed.load(Ordering::Relaxed)
+        self.shared.failed.load(Ordering::Relaxed)
+    }
+
+    /// Connections of this listener that have not ended, those that wait to be accepted included.
+    pub fn open_connections(&self) -> usize {
+        self.shared.open.count()
     }
 }
 
-fn runtime_gone() -> Error {
-    Error::Closed { operation: "accept", reason: CloseReason::RuntimeGone }
+impl Shared {
+    fn no_more(&self) -> Error {
+        let reason = if *self.stopped.borrow() { CloseReason::Local } else { CloseReason::RuntimeGone };
+        Error::Closed { operation: "accept", reason }
+    }
 }
 
 impl Drop for Listener {
@@ -108,6 +130,7 @@ impl fmt::Debug for Listener {
 #[derive(Clone, Debug)]
 pub struct ListenerBuilder {
     connections: ConnectionBuilder,
+    domain_per_connection: bool,
 }
 
 impl ListenerBuilder {
@@ -115,6 +138,34 @@ impl ListenerBuilder {
     #[must_use]
     pub fn connections(mut self, settings: impl FnOnce(ConnectionBuilder) -> ConnectionBuilder) -> Self {
         self.connections = settings(self.connections);
+        self
+    }
+
+    /// Gives each accepted connection a protection domain of its own, on the same device: [`Connection::domain`]. A key that one peer
+    /// was given is worthless to all others then, whoever it was passed on to. Default: no, so that buffers and pools can be shared.
+    ///
+    /// Buffers for such a connection have to come from its own domain; one of another domain is refused
+    /// ([`Error::ForeignBuffer`]). Registrations are not shared either: what many peers are to read is registered once for each. A device has
+    /// a limited number of domains (`max_pd` of `ibv_query_device(3)`).
+    ///
+    /// ```
+    /// use tokio_rdma::{Access, Connection, Device, Listener};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> tokio_rdma::Result<()> {
+    /// let domain = Device::open("soft0")?.alloc_pd()?;
+    /// let listener = Listener::builder(&domain).domain_per_connection(true).bind("127.0.0.1:0").await?;
+    /// let connecting = Connection::connect(&domain, listener.local_address());
+    /// let (client, server) = tokio::try_join!(connecting, listener.accept())?;
+    ///
+    /// let lent = server.domain().alloc(64)?.expose(Access::REMOTE_WRITE)?; // opens to this client alone
+    /// client.write(domain.alloc(64)?, &lent.remote()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn domain_per_connection(mut self, each: bool) -> Self {
+        self.domain_per_connection = each;
         self
     }
 
@@ -127,28 +178,53 @@ impl ListenerBuilder {
         let address = acceptor.local_address().clone();
         tracing::debug!(%address, "listening");
         let (sender, receiver) = mpsc::channel(BACKLOG);
-        let failed = Arc::new(AtomicU64::new(0));
-        let task = tokio::spawn(run(acceptor, prepared, self.connections.setup(), sender, failed.clone()));
-        Ok(Listener { address, domain, ready: Mutex::new(receiver), failed, task })
+        let shared = Arc::<Shared>::default();
+        let answering = Answering {
+            prepared,
+            domain_per_connection: self.domain_per_connection,
+            timeout: self.connections.setup(),
+            shared: shared.clone(),
+        };
+        let task = tokio::spawn(run(acceptor, answering, sender));
+        Ok(Listener { address, domain, ready: Mutex::new(receiver), shared, task })
     }
 }
 
-async fn run(
-    acceptor: Acceptor,
+/// What each handshake needs.
+#[derive(Clone)]
+struct Answering {
     prepared: Prepared,
+    domain_per_connection: bool,
     timeout: Duration,
-    ready: mpsc::Sender<Connection>,
-    failed: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+async fn run(acceptor: Acceptor, answering: Answering, ready: mpsc::Sender<Connection>) {
+    let mut handshakes = JoinSet::new();
+    let mut stopped = answering.shared.stopped.subscribe();
+    tokio::select! {
+        // Ends with the acceptor, so that the address is free.
+        () = let_in(acceptor, &answering, &ready, &mut handshakes) => {}
+        _ = stopped.wait_for(|stopped| *stopped) => {}
+    }
+    drop(ready);
+    while handshakes.join_next().await.is_some() {}
+}
+
+async fn let_in(
+    acceptor: Acceptor,
+    answering: &Answering,
+    ready: &mpsc::Sender<Connection>,
+    handshakes: &mut JoinSet<()>,
 ) {
     let slots = Arc::new(Semaphore::new(BACKLOG));
-    let mut handshakes = JoinSet::new();
     loop {
         // Finished tasks are collected here and there, so that their memory does not pile up.
         while handshakes.try_join_next().is_some() {}
         let Ok(slot) = slots.clone().acquire_owned().await else { return };
         match acceptor.accept().await {
             Ok(incoming) => {
-                handshakes.spawn(handshake(incoming, prepared.clone(), timeout, ready.clone(), failed.clone(), slot));
+                handshakes.spawn(handshake(incoming, answering.clone(), ready.clone(), slot));
             }
             Err(error) => {
                 tracing::warn!(address = %acceptor.local_address(), %error, "cannot accept");
@@ -161,30 +237,40 @@ async fn run(
 /// One client's handshake, from the first byte to the queue of ready connections.
 async fn handshake(
     incoming: Incoming,
-    prepared: Prepared,
-    timeout: Duration,
+    answering: Answering,
     ready: mpsc::Sender<Connection>,
-    failed: Arc<AtomicU64>,
     slot: OwnedSemaphorePermit,
 ) {
     let peer = incoming.peer();
-    match answer(incoming, prepared, timeout).await {
+    match answering.answer(incoming).await {
         // The slot is held until there is room, so that connections nobody accepts stop new handshakes.
         Ok(connection) => drop(ready.send(connection).await),
         Err(error) => {
-            failed.fetch_add(1, Ordering::Relaxed);
+            answering.shared.failed.fetch_add(1, Ordering::Relaxed);
+            answering.prepared.device.meters().handshake_failed();
             tracing::warn!(%peer, %error, "handshake failed");
         }
     }
     drop(slot);
 }
 
-async fn answer(incoming: Incoming, prepared: Prepared, timeout: Duration) -> Result<Connection> {
-    let room = prepared.reserve()?;
-    let queue = room.queue().clone();
-    let peer = incoming.peer();
-    let reply = |theirs: &[u8]| hello::decode(theirs).map(|_| prepared.hello.clone());
-    let accepting = incoming.accept(prepared.domain.provider(), queue.device(), &prepared.config, reply);
-    let connected = within(timeout, "accept", &peer, accepting).await?;
-    prepared.establish(room, connected)
+impl Answering {
+    async fn answer(&self, incoming: Incoming) -> Result<Connection> {
+        let mut prepared = self.prepared.clone();
+        if self.domain_per_connection {
+            prepared.domain = prepared.device.alloc_pd()?;
+        }
+        let room = prepared.reserve()?;
+        let queue = room.queue().clone();
+        let peer = incoming.peer();
+        let reply = |theirs: &[u8]| hello::decode(theirs).map(|_| prepared.hello.clone());
+        let accepting = incoming.accept(prepared.domain.provider(), queue.device(), &prepared.config, reply);
+        let introduced = async {
+            let connected = accepting.await?;
+            prepared.introduce(room, connected, Role::Server).await
+        };
+        let connection = within(self.timeout, "accept", &peer, introduced).await?;
+        self.shared.open.add(&connection);
+        Ok(connection)
+    }
 }

@@ -8,6 +8,9 @@ mod hello;
 mod incoming;
 pub(crate) mod keepalive;
 mod listener;
+mod open;
+mod psk;
+mod shutdown;
 mod stats;
 
 #[cfg(feature = "async-rdma")]
@@ -18,10 +21,14 @@ pub use self::endpoint::{PendingConnection, QueuePairEndpoint};
 pub(crate) use self::foreign::ForeignConnection;
 pub use self::incoming::Incoming;
 pub use self::listener::{Listener, ListenerBuilder};
+pub use self::psk::AuthenticationFailure;
+#[cfg(feature = "psk")]
+pub use self::psk::PreSharedKey;
 pub use self::stats::ConnectionStats;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::address::IntoAddress;
 use crate::completion::driver;
@@ -94,11 +101,10 @@ impl Connection {
         domain: ProtectionDomain,
         room: Room,
         config: QpConfig,
-        keepalive: Option<std::time::Duration>,
         (qp, peer): (Qp, PeerInfo),
     ) -> Result<Self> {
-        let private_data = hello::private_data(&peer)?;
-        let pair = QueuePair::attach(qp, room, domain, config, peer.max_message).ok_or(Error::Limit {
+        let private_data = hello::of_peer(&peer)?.user;
+        let pair = QueuePair::attach(qp, room, domain, config, (peer.max_message, peer.link)).ok_or(Error::Limit {
             operation: "connect",
             what: "connections of one completion queue",
             value: crate::completion::pair::MAX_PAIRS as u64 + 1,
@@ -110,14 +116,18 @@ impl Connection {
             pair.close(CloseReason::Local);
             return Err(error);
         }
-        if let Some(interval) = keepalive {
-            device.keepalive().watch(&pair, interval);
-        }
         tracing::debug!(
             qp = pair.number(), peer = %peer.address, link = %peer.link, device = device.name(),
             max_rd_atomic = peer.max_rd_atomic, max_message = peer.max_message, "connected"
         );
         Ok(Self { inner: Arc::new(Inner { pair, device, peer, private_data }) })
+    }
+
+    /// Probes the peer from now on, as [`keepalive`](ConnectionBuilder::keepalive) says.
+    fn keep_alive(&self, interval: Option<Duration>) {
+        if let Some(interval) = interval {
+            self.inner.device.keepalive().watch(&self.inner.pair, interval);
+        }
     }
 
     /// Sends a message of `buffer.len()` bytes into the next buffer that the peer posted. Resolves when the peer has it.
@@ -240,8 +250,7 @@ impl Connection {
     /// Ends the connection: the queue pair goes to the error state, every pending operation ends in an error with its buffer,
     /// the peer is told. When this resolves, no buffer of this connection is in use any more.
     ///
-    /// Operations of the peer that are under way are cut off; to finish in good order, agree on it with the peer first
-    /// (a last message, say), and await what was sent.
+    /// Operations that are under way are cut off, this side's and the peer's; to finish in good order, see [`shutdown`](Self::shutdown).
     pub async fn close(&self) {
         self.inner.pair.close(CloseReason::Local);
         self.closed().await;
@@ -254,15 +263,7 @@ impl Connection {
 
     /// Resolves when the connection has ended and no buffer of it is in use any more, with the reason. Cancel safe.
     pub async fn closed(&self) -> CloseReason {
-        let mut closed = self.inner.pair.closed();
-        let reason = match closed.wait_for(Option::is_some).await.map(|reason| reason.clone()) {
-            Ok(Some(reason)) => reason,
-            _ => CloseReason::Local,
-        };
-        while self.inner.pair.queue().releasing() {
-            tokio::task::yield_now().await;
-        }
-        reason
+        open::ended(&self.inner.pair).await
     }
 
     /// Why the connection has ended, or `None` while it works.

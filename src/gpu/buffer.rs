@@ -200,7 +200,16 @@ impl GpuBuffer {
             uses.wrote_as_well(event.clone());
         }
         let (gpu, path, mirror) = (held.gpu.clone(), held.path, held.mirror.clone());
-        Ok(Self::of(Held { piece, gpu, uses: Mutex::new(uses), path, mirror, copying: None, ready: None }))
+        Ok(Self::of(Held {
+            piece,
+            gpu,
+            uses: Mutex::new(uses),
+            path,
+            mirror,
+            copying: None,
+            ready: None,
+            waits: false,
+        }))
     }
 
     /// Joins two buffers that a split made of one: `other` begins where `self` ends.
@@ -222,7 +231,7 @@ impl GpuBuffer {
                 Ok(self)
             }
             Err((piece, why)) => {
-                let other = Self::of(Held { piece, gpu, uses, path, mirror, copying: None, ready });
+                let other = Self::of(Held { piece, gpu, uses, path, mirror, copying: None, ready, waits: false });
                 Err(GpuUnsplitError { first: self, second: other, why })
             }
         }

@@ -11,6 +11,7 @@ use super::staging::Mirror;
 use super::uses::Uses;
 use super::waiter::Waiting;
 use crate::memory::device::DevicePiece;
+use crate::meters::GpuWait;
 use crate::op::role::Role;
 use crate::sync::Mutex;
 
@@ -25,6 +26,8 @@ pub(super) struct Held {
     pub(super) copying: Option<(Event, Option<Waiting>)>,
     /// The operation that the bytes are ready for.
     pub(super) ready: Option<Role>,
+    /// The operation that waits for the GPU was counted.
+    pub(super) waits: bool,
 }
 
 impl Held {
@@ -53,6 +56,15 @@ impl Held {
 
     /// Resolves when the operation may be posted.
     pub(super) fn poll_ready(&mut self, role: Role, cx: &mut Context<'_>) -> Poll<Result<(), GpuError>> {
+        let ready = self.poll_made_ready(role, cx);
+        let waited = std::mem::replace(&mut self.waits, ready.is_pending());
+        if self.waits && !waited {
+            self.piece.region().domain().meters().gpu_wait(GpuWait::Idle);
+        }
+        ready
+    }
+
+    fn poll_made_ready(&mut self, role: Role, cx: &mut Context<'_>) -> Poll<Result<(), GpuError>> {
         let inner = self.gpu.inner();
         // In any case: since it was made ready for an operation that did not come about, the GPU may have got to read it.
         ready!(self.uses.lock().poll_quiet(inner, role, cx))?;

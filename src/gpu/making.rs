@@ -171,7 +171,7 @@ impl GpuBuffer {
         let piece = DevicePiece::whole(domain, range, mr, owner)?;
         tracing::debug!(gpu = %gpu, address = range.0, len = range.1, %path, "GPU memory registered");
         let uses = Mutex::default();
-        Ok(Self::of(Held { piece, gpu: gpu.clone(), uses, path, mirror, copying: None, ready: None }))
+        Ok(Self::of(Held { piece, gpu: gpu.clone(), uses, path, mirror, copying: None, ready: None, waits: false }))
     }
 }
 

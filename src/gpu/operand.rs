@@ -10,6 +10,7 @@ use super::events::Event;
 use super::waiter::Waiting;
 use crate::error::Result;
 use crate::memory::{AnyBuffer, Landed, Operand, SourceBuffer, TargetBuffer};
+use crate::meters::GpuWait;
 use crate::op::role::Role;
 use crate::op::{OpError, ReadOp, ReceiveOp};
 use crate::provider::{Opcode, WorkCompletion};
@@ -89,6 +90,7 @@ impl Operand for GpuBuffer {
                     Err(error) => Err(OpError::new(error.into(), Some(self))),
                 }),
                 None => {
+                    self.domain().meters().gpu_wait(GpuWait::Visible);
                     landing.under_way = Some(UnderWay { done, buffer: self, event, waiting: None });
                     landing.poll(cx)
                 }

@@ -15,6 +15,7 @@ use super::piece::Piece;
 use super::range::at_most;
 use super::region::MemoryRegion;
 use crate::error::{Error, Result};
+use crate::meters::Meters;
 use crate::provider::{DeviceLimits, Pd};
 
 /// A protection domain (PD): the scope in which keys are valid.
@@ -49,6 +50,7 @@ struct Inner {
     limits: DeviceLimits,
     id: u64,
     live: Live,
+    meters: Meters,
     device: Arc<dyn Any + Send + Sync>,
 }
 
@@ -74,10 +76,10 @@ pub struct DomainStats {
 }
 
 impl ProtectionDomain {
-    pub(crate) fn new(pd: Pd, limits: DeviceLimits, device: Arc<dyn Any + Send + Sync>) -> Self {
+    pub(crate) fn new(pd: Pd, limits: DeviceLimits, meters: Meters, device: Arc<dyn Any + Send + Sync>) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(Inner { pd, limits, id, live: Live::default(), device }))
+        Self(Arc::new(Inner { pd, limits, id, live: Live::default(), meters, device }))
     }
 
     /// This domain's number, unique in the process: what errors call it.
@@ -179,6 +181,10 @@ impl ProtectionDomain {
         &self.0.limits
     }
 
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.0.meters
+    }
+
     pub(super) fn live(&self) -> &Live {
         &self.0.live
     }
@@ -237,5 +243,5 @@ pub(super) fn test_domain() -> ProtectionDomain {
     let context =
         Context::Soft(soft::Context::open(soft::default_limits(), None, soft::LinkPolicy::default()).unwrap());
     let (pd, limits) = (context.alloc_pd().unwrap(), context.limits().clone());
-    ProtectionDomain::new(pd, limits, Arc::new(context))
+    ProtectionDomain::new(pd, limits, Meters::new("soft0"), Arc::new(context))
 }

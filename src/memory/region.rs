@@ -8,6 +8,7 @@ use super::chunks::Chunks;
 use super::dma::Segment;
 use super::domain::{Counted, ProtectionDomain};
 use crate::error::Result;
+use crate::meters::Registered;
 use crate::provider::Mr;
 use crate::sync::Arc;
 
@@ -26,6 +27,7 @@ struct Registration {
     /// From the start of a chunk to the start of the next.
     stride: usize,
     counted: Counted,
+    _metered: Registered,
 }
 
 impl MemoryRegion {
@@ -39,7 +41,8 @@ impl MemoryRegion {
     /// The same for memory that was registered already.
     pub(super) fn registered(domain: &ProtectionDomain, mr: Mr, memory: Memory, chunks: Chunks, stride: usize) -> Self {
         let counted = Counted::new(domain, |live| &live.regions);
-        Self(Arc::new(Registration { mr, memory, chunks, stride, counted }))
+        let _metered = Registered::new(domain.meters(), memory.len());
+        Self(Arc::new(Registration { mr, memory, chunks, stride, counted, _metered }))
     }
 
     /// The key that proves to the device that this side's memory is registered.

@@ -12,6 +12,7 @@ use crate::completion::queue::CompletionQueue;
 use crate::completion::table::{Abandoned, Key, Outcome, Signal, Table, Ticket};
 use crate::error::{Error, Operation, RemoteTarget, WcStatus};
 use crate::memory::{Access, AnyBuffer, RemoteRegion};
+use crate::meters::Failure;
 use crate::op::OpError;
 use crate::op::pieces::{self, Earlier};
 use crate::op::role::Role;
@@ -343,6 +344,7 @@ impl Op {
         self.state = State::Waiting(ticket);
         if ticket.is_some() && !had_ticket {
             self.pair.counters.slot_waits.fetch_add(1, Ordering::Relaxed);
+            self.pair.queue().meters.slot_wait();
             tracing::trace!(qp = self.pair.number(), "queue full: an operation waits for a slot");
         }
         match posted {
@@ -406,6 +408,7 @@ impl Op {
             }
             State::New | State::Finished => self.buffer.take(),
         };
+        self.pair.queue().meters.failed(self.verb.operation(), Failure::Timeout);
         let hint = match buffer {
             Some(_) => "it was still waiting for its turn, and will not be posted",
             None => "it may still take effect, and its buffer stays quarantined until the device lets go of it",
@@ -426,6 +429,8 @@ impl Op {
                 if let Some((total, moved)) = bytes {
                     total.fetch_add(moved, Ordering::Relaxed);
                 }
+                let moved = bytes.map_or(0, |(_, moved)| moved);
+                self.pair.queue().meters.completed(self.verb.operation(), moved);
                 Ok((done, buffer))
             }
             failed => Err(OpError::new(self.failure(failed), Some(buffer))),
@@ -435,13 +440,15 @@ impl Op {
     #[cold]
     fn failure(&self, outcome: Outcome) -> Error {
         let operation = self.verb.operation();
-        let counters = &self.pair.counters;
+        let (counters, meters) = (&self.pair.counters, &self.pair.queue().meters);
         match outcome {
             Outcome::Completed(done) => {
                 counters.errors.fetch_add(1, Ordering::Relaxed);
-                let error = match (done.status, self.pair.close_reason_now()) {
-                    (WcStatus::Flushed, Some(reason)) => Error::Closed { operation: operation.name(), reason },
-                    (status, _) => Error::Completion {
+                let closed = self.pair.close_reason_now().filter(|_| done.status == WcStatus::Flushed);
+                meters.failed(operation, closed.as_ref().map_or(Failure::Completed(done.status), |_| Failure::Closed));
+                let error = match (done.status, closed) {
+                    (_, Some(reason)) => Error::Closed { operation: operation.name(), reason },
+                    (status, None) => Error::Completion {
                         operation,
                         status,
                         vendor_error: done.vendor_error,
@@ -457,6 +464,7 @@ impl Op {
             }
             Outcome::Closed(reason) => {
                 counters.errors.fetch_add(1, Ordering::Relaxed);
+                meters.failed(operation, Failure::Closed);
                 Error::Closed { operation: operation.name(), reason }
             }
             Outcome::NotPosted(reason) => Error::Invalid { operation: operation.name(), reason: reason.to_owned() },

@@ -142,6 +142,8 @@ pub(crate) struct QpConfig {
     /// Reads and atomics in flight that this side starts / that it serves. The connection uses the minimum of both sides.
     pub max_rd_atomic: u8,
     pub path_mtu: u32,
+    /// No memory is within the peer's reach until [`Qp::admit`].
+    pub guarded: bool,
 }
 
 /// What connection setup agreed on.
@@ -613,6 +615,18 @@ impl Qp {
         match self {
             Self::Soft(_) => true,
             Self::Verbs(inner) => inner.destroy(),
+        }
+    }
+
+    /// From now on the keys that the peer has open memory to it, where [`QpConfig::guarded`] was set.
+    #[cfg_attr(not(feature = "psk"), allow(dead_code))]
+    pub(crate) fn admit(&self) -> Result<()> {
+        match self {
+            Self::Soft(inner) => {
+                inner.admit();
+                Ok(())
+            }
+            Self::Verbs(inner) => inner.admit(),
         }
     }
 

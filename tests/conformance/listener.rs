@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::join;
 use tokio_rdma::soft::{self, Faults, HandshakeStep};
-use tokio_rdma::{Address, Connection, Error, Listener, ProtectionDomain};
+use tokio_rdma::{Address, Connection, Error, Listener, ProtectionDomain, WcStatus};
 
 use crate::common::raw::{self, RawListener};
-use crate::common::rig::AddressKind;
+use crate::common::rig::{AddressKind, contents};
 use crate::common::run::SOON;
-use crate::common::{End, Pair, Rig, eventually, exercise, holds_for, within};
+use crate::common::{End, Pair, Rig, assert_pattern, eventually, exercise, holds_for, within};
 
 cases!(
     private_data_goes_both_ways,
@@ -19,6 +19,7 @@ cases!(
     dropping_the_listener_frees_the_address,
     an_address_in_use_is_an_error,
     connections_nobody_accepts_do_not_pile_up_without_end,
+    each_connection_has_a_domain_of_its_own_if_asked,
 );
 soft_cases!(
     a_client_that_says_nothing_holds_nobody_up,
@@ -172,6 +173,43 @@ async fn connections_nobody_accepts_do_not_pile_up_without_end(rig: Rig) {
     }
     drop(waiting);
     others_are_served(&rig, &listener).await;
+}
+
+async fn each_connection_has_a_domain_of_its_own_if_asked(rig: Rig) {
+    for each in [true, false] {
+        let domain = rig.domain();
+        let listener = Listener::builder(&domain).domain_per_connection(each).bind(rig.address()).await.unwrap();
+        let mut pairs = Vec::new();
+        for _ in 0..2 {
+            let client = rig.domain();
+            let connecting = Connection::connect(&client, listener.local_address());
+            let (connected, accepted) = within(SOON, async { join!(connecting, listener.accept()) }).await;
+            let accepted = accepted.unwrap();
+            let server = accepted.domain().clone();
+            pairs.push(Pair { client: End::new(&client, connected.unwrap()), server: End::new(&server, accepted) });
+        }
+        let [one, two] = &pairs[..] else { unreachable!() };
+        assert_eq!(one.server.domain.id() != two.server.domain.id(), each);
+        assert_eq!(one.server.domain.id() != listener.domain().id(), each);
+        exercise(one).await;
+        exercise(two).await;
+        // What the first client was given, and passed on to the second.
+        let region = one.server.exposed(64);
+        one.client.write(one.client.filled(64, 1), &region.remote()).await.unwrap();
+        let written = two.client.write(two.client.filled(64, 2), &region.remote()).await;
+        if !each {
+            written.unwrap();
+            assert_pattern(&contents(&region), 2);
+            continue;
+        }
+        let error = written.unwrap_err();
+        let Error::Completion { status, .. } = error.error() else { panic!("{error:?}") };
+        assert_eq!(*status, WcStatus::RemoteAccess);
+        assert_pattern(&contents(&region), 1);
+        let error = one.server.send(two.server.buffer(8)).await.unwrap_err();
+        assert!(matches!(error.error(), Error::ForeignBuffer { .. }), "{error}");
+        exercise(one).await;
+    }
 }
 
 async fn a_client_that_says_nothing_holds_nobody_up(rig: Rig) {

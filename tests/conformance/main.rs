@@ -136,6 +136,8 @@ mod completions;
 mod drops;
 mod endpoints;
 mod faults;
+#[cfg(feature = "psk")]
+mod keys;
 mod leaks;
 mod listener;
 mod long;
@@ -149,6 +151,7 @@ mod rights;
 mod rnr;
 mod runtimes;
 mod scale;
+mod shutdown;
 mod stream_ends;
 mod streams;
 mod timeouts;

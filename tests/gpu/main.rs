@@ -92,6 +92,8 @@ mod drops;
 mod failing;
 mod faults;
 mod kinds;
+#[cfg(feature = "metrics")]
+mod meters;
 mod nic;
 mod ordering;
 mod quickstart;

@@ -154,10 +154,10 @@ impl Qp {
         &self.state
     }
 
-    /// Modifies a queue pair that nobody else has yet.
+    /// Modifies a queue pair that nobody else has yet, or whose `control` the caller holds and has found not destroyed.
     pub(super) fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: u32, step: &'static str) -> Result<()> {
         let verbs = self.pd.context().verbs();
-        // SAFETY: the queue pair is live: it can only be destroyed by whoever has it.
+        // SAFETY: the queue pair is live: it can only be destroyed by whoever has it, and with `control`.
         let returned = unsafe { (verbs.ibv_modify_qp)(self.raw.as_ptr(), attr, mask as i32) };
         hints::check(returned, "move the queue pair", step)
     }
@@ -232,6 +232,19 @@ impl Qp {
         self.receive.lock().post(requests)
     }
 
+    /// Lets the peer use the keys that it has. One that is in the error state, or gone, says so at the next operation.
+    #[cfg_attr(not(feature = "psk"), allow(dead_code))]
+    pub(crate) fn admit(&self) -> Result<()> {
+        let control = self.control.lock();
+        if control.in_error || control.destroyed {
+            return Ok(());
+        }
+        // SAFETY: integers, of which zero is a value.
+        let mut attr: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_access_flags = ALL_ACCESS;
+        self.modify(&mut attr, sys::IBV_QP_ACCESS_FLAGS, "on, to admit the peer")
+    }
+
     /// Moves the queue pair to the error state and tells the peer. Some providers report flushed requests late, or only when
     /// the queue pair is destroyed, so it is [`destroy`](Self::destroy) that ends the use of buffers.
     pub(crate) fn fail(&self, reason: CloseReason) -> bool {
@@ -300,6 +313,9 @@ impl Drop for Qp {
     }
 }
 
+/// Which memory a peer reaches is decided by the keys it has, not by the queue pair.
+const ALL_ACCESS: u32 = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_ATOMIC;
+
 /// The attributes that this side decides, whatever RDMA CM says.
 pub(super) struct Choices<'a> {
     pub(super) config: &'a QpConfig,
@@ -309,9 +325,7 @@ pub(super) struct Choices<'a> {
 
 impl Choices<'_> {
     pub(super) fn init(&self, attr: &mut sys::ibv_qp_attr, mask: &mut u32) {
-        // Which memory a peer reaches is decided by the keys it has, not here.
-        attr.qp_access_flags =
-            sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_ATOMIC;
+        attr.qp_access_flags = if self.config.guarded { 0 } else { ALL_ACCESS };
         *mask |= sys::IBV_QP_ACCESS_FLAGS;
     }
 

@@ -63,6 +63,8 @@ pub(super) struct QpShared {
     near: Option<Near>,
     pub(super) token: u64,
     pd: u64,
+    /// The peer may use no key yet.
+    guarded: AtomicBool,
     config: QpConfig,
     agreed: Agreed,
     rx: Mutex<Rx>,
@@ -170,6 +172,7 @@ impl Qp {
             direct: AtomicU64::new(0),
             token,
             pd,
+            guarded: AtomicBool::new(config.guarded),
             config: *config,
             agreed,
             rx: Mutex::new(Rx::new()),
@@ -217,6 +220,10 @@ impl Qp {
         true
     }
 
+    pub(crate) fn admit(&self) {
+        self.shared.guarded.store(false, Ordering::Release);
+    }
+
     pub(crate) fn close_reason(&self) -> Option<CloseReason> {
         self.shared.closed.get().cloned()
     }
@@ -243,7 +250,15 @@ impl Drop for Qp {
     }
 }
 
+/// A protection domain that no key is of.
+const NOBODYS: u64 = u64::MAX;
+
 impl QpShared {
+    /// Whose keys the peer may use.
+    fn peers_domain(&self) -> u64 {
+        if self.guarded.load(Ordering::Acquire) { NOBODYS } else { self.pd }
+    }
+
     /// Reads what the peer sent and carries it out. Whoever comes second leaves it to the first,
     /// who looks again before leaving, or says that there is more: nothing stays unseen.
     ///

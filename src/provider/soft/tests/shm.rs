@@ -238,6 +238,7 @@ fn taking_a_region_back_does_not_wait_for_a_peer_that_stays() {
     let domain = ProtectionDomain::new(
         provider::Pd::Soft(side.pd.clone()),
         default_limits(),
+        crate::meters::Meters::new("soft0"),
         Arc::new(provider::Context::Soft(side.ctx.clone())),
     );
     let region = domain.alloc(4096).unwrap().expose(Access::all()).unwrap();

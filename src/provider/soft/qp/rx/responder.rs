@@ -139,7 +139,7 @@ impl Rx {
             self.address = header.address;
             self.key = None;
             if header.total > 0 {
-                let (pd, length) = (qp.pd, u64::from(header.total));
+                let (pd, length) = (qp.peers_domain(), u64::from(header.total));
                 self.key = qp.ctx.keys.find_remote(header.key, pd, header.address, length, Access::REMOTE_WRITE);
                 if self.key.is_none() {
                     self.refuse(WcStatus::RemoteAccess);
@@ -243,7 +243,7 @@ impl Rx {
         }
         let mut key = None;
         if header.total > 0 {
-            let (pd, length) = (qp.pd, u64::from(header.total));
+            let (pd, length) = (qp.peers_domain(), u64::from(header.total));
             key = qp.ctx.keys.find_remote(header.key, pd, header.address, length, Access::REMOTE_READ);
             if key.is_none() {
                 self.refuse(WcStatus::RemoteAccess);
@@ -265,7 +265,7 @@ impl Rx {
             self.refuse(WcStatus::RemoteInvalidRequest);
             return Ok(());
         }
-        let key = qp.ctx.keys.find_remote(header.key, qp.pd, header.address, 8, Access::REMOTE_ATOMIC);
+        let key = qp.ctx.keys.find_remote(header.key, qp.peers_domain(), header.address, 8, Access::REMOTE_ATOMIC);
         key.iter().for_each(|key| qp.lend(key));
         let [first, second] = [0, 8].map(|at| {
             let mut raw = [0; 8];
