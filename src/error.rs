@@ -420,8 +420,9 @@ impl Error {
             | Self::Invalid { .. }
             | Self::Descriptor { .. }
             | Self::UnknownDevice { .. }
-            | Self::Authentication { .. }
             | Self::Unsupported { .. } => true,
+            // What the peer sent in its place may be a fault of the moment.
+            Self::Authentication { reason, .. } => *reason != crate::connection::AuthenticationFailure::NoProof,
             #[cfg(feature = "cuda")]
             Self::Gpu(error) => error.is_caller_error(),
             _ => false,

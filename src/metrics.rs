@@ -7,7 +7,7 @@
 //!
 //! | name | kind, unit | further labels | what |
 //! |---|---|---|---|
-//! | [`OPERATIONS`] | counter | `operation`, `status` | operations that have ended, when their futures take the result |
+//! | [`OPERATIONS`] | counter | `operation`, `status` | operations that have ended, when their futures take the result, or that found the connection closed; not those that were refused for their arguments |
 //! | [`BYTES_SENT`] | counter, bytes | | payload of sends and writes that succeeded |
 //! | [`BYTES_RECEIVED`] | counter, bytes | | payload of receives and reads that succeeded |
 //! | [`SLOT_WAITS`] | counter | | operations that found the queue full and had to wait in line |
@@ -18,13 +18,13 @@
 //! | [`RNR_SENT`] | counter | | messages that came while no receive was posted here; added when the connection ends, and 0 with a NIC |
 //! | [`RNR_RECEIVED`] | counter | | the same at the peers, for messages of this side |
 //! | [`REGIONS`] | gauge | | registrations of memory that exist, without those for exposed memory |
-//! | [`REGISTERED`] | gauge, bytes | | their length |
+//! | [`REGISTERED`] | gauge, bytes | | their length: of host memory and of GPUs', whatever of it counts as locked |
 //! | [`GPU_WAITS`] | counter | `for` | operations that had to wait for a GPU: `idle`, until its work on the buffer was done; `visible`, until it saw the bytes |
 //!
 //! Values of the labels:
 //!
-//! - `operation`: `send`, `receive`, `write`, `read`, `compare-and-swap`, `fetch-and-add`;
-//! - `status`: `success`, `closed` (the connection ended first), `timeout` (given up; it may have happened all the same), or the status of the
+//! - `operation`: `send`, `receive`, `write`, `read`, `compare_and_swap`, `fetch_and_add`;
+//! - `status`: `success` (of a GPU's memory, that the device is done; the copy to it may fail afterwards), `closed` (the connection ended first), `timeout` (given up; it may have happened all the same), or the status of the
 //!   completion: `local_length`, `remote_access`, `retry_exceeded` and so on, as in [`WcStatus`](crate::WcStatus);
 //! - `reason`: `local`, `peer`, `link_lost`, `failed`, `protocol`, `runtime_gone`, `device`, as in [`CloseReason`](crate::CloseReason);
 //! - `link`: as [`Link`](crate::Link) prints.
@@ -38,28 +38,28 @@
 //! recorder, two calls of its counters.
 
 /// Operations that have ended.
-pub const OPERATIONS: &str = "rdma_operations_total";
+pub const OPERATIONS: &str = "tokio_rdma_operations_total";
 /// Payload sent and written.
-pub const BYTES_SENT: &str = "rdma_sent_bytes_total";
+pub const BYTES_SENT: &str = "tokio_rdma_sent_bytes_total";
 /// Payload received and read.
-pub const BYTES_RECEIVED: &str = "rdma_received_bytes_total";
+pub const BYTES_RECEIVED: &str = "tokio_rdma_received_bytes_total";
 /// Operations that had to wait for a place in the queue.
-pub const SLOT_WAITS: &str = "rdma_slot_waits_total";
+pub const SLOT_WAITS: &str = "tokio_rdma_slot_waits_total";
 /// Connections made.
-pub const CONNECTIONS_OPENED: &str = "rdma_connections_opened_total";
+pub const CONNECTIONS_OPENED: &str = "tokio_rdma_connections_opened_total";
 /// Connections that have ended.
-pub const CONNECTIONS_CLOSED: &str = "rdma_connections_closed_total";
+pub const CONNECTIONS_CLOSED: &str = "tokio_rdma_connections_closed_total";
 /// Connections that are open.
-pub const CONNECTIONS: &str = "rdma_connections";
+pub const CONNECTIONS: &str = "tokio_rdma_connections";
 /// Clients of a listener that did not get a connection.
-pub const HANDSHAKES_FAILED: &str = "rdma_handshakes_failed_total";
+pub const HANDSHAKES_FAILED: &str = "tokio_rdma_handshakes_failed_total";
 /// Messages that came while no receive was posted here.
-pub const RNR_SENT: &str = "rdma_rnr_sent_total";
+pub const RNR_SENT: &str = "tokio_rdma_rnr_sent_total";
 /// Messages of this side that came while the peer had no receive posted.
-pub const RNR_RECEIVED: &str = "rdma_rnr_received_total";
+pub const RNR_RECEIVED: &str = "tokio_rdma_rnr_received_total";
 /// Registrations of memory that exist.
-pub const REGIONS: &str = "rdma_regions";
+pub const REGIONS: &str = "tokio_rdma_regions";
 /// The length of these.
-pub const REGISTERED: &str = "rdma_registered_bytes";
+pub const REGISTERED: &str = "tokio_rdma_registered_bytes";
 /// Operations that had to wait for a GPU.
-pub const GPU_WAITS: &str = "rdma_gpu_waits_total";
+pub const GPU_WAITS: &str = "tokio_rdma_gpu_waits_total";

@@ -195,9 +195,11 @@ impl ConnectionBuilder {
     /// Has both ends prove that they were given the same key, before either of them gets the connection or the peer can use any memory.
     /// The peer needs the same setting. Default: none.
     ///
-    /// It says who is there at the beginning, and nothing about later: nothing is encrypted, nor are packets protected, so who can forge packets on
-    /// the network can still write into a connection that is open. Against such people a network of your own helps, or encryption below
-    /// (IPsec in the NIC) or above.
+    /// It keeps out who does not know the key, and does no more. It is not bound to the connection: whoever passes the messages on between two
+    /// holders of the key, because they are on the way or because one of the two was made to connect to them, has both connections afterwards; and
+    /// where several services share a key, each of them can do that. Nothing is encrypted, nor are packets protected, so who can forge
+    /// packets on the network can still write into a connection that is open. The settings that both ends agree on are not covered. Against such
+    /// people a network of your own helps, or encryption below (IPsec in the NIC) or above.
     ///
     /// The proof is a challenge and a response each way (HMAC with SHA-256 over fresh random numbers of both ends, which end it is, and the private
     /// data of both), in four messages of at most 65 bytes on the connection, within [`setup_timeout`](Self::setup_timeout). No end shows

@@ -26,7 +26,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Waits for peers to connect.
 ///
-/// Handshakes run in the background, each on its own, so that a client that is slow or hostile holds nobody up. Dropping the listener
+/// Handshakes run in the background, each on its own, so that a client that is slow holds nobody up; 128 of them at a time, and each for at most
+/// [`setup_timeout`](ConnectionBuilder::setup_timeout), so that a crowd of such clients does. Dropping the listener
 /// stops listening and drops the handshakes under way, as soon as the runtime gets to it; accepted connections live on.
 /// To end a service in good order, see [`shutdown`](Self::shutdown).
 pub struct Listener {

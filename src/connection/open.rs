@@ -17,6 +17,8 @@ pub(super) struct OpenConnections(Mutex<Pairs>);
 #[derive(Debug, Default)]
 struct Pairs {
     pairs: Vec<Weak<QueuePair>>,
+    /// Whoever comes now is too late.
+    refused: bool,
     /// Length at which those that have ended are thrown out: twice what was left of them the last time.
     full: usize,
 }
@@ -24,6 +26,9 @@ struct Pairs {
 impl OpenConnections {
     pub(super) fn add(&self, connection: &Connection) {
         let mut open = self.0.lock();
+        if open.refused {
+            connection.inner.pair.close(CloseReason::Local);
+        }
         if open.pairs.len() >= open.full.max(FEW) {
             open.sweep();
             open.full = 2 * open.pairs.len();
@@ -45,6 +50,11 @@ impl OpenConnections {
             // An error: the pair is gone.
             let _ = closed.wait_for(Option::is_some).await;
         }
+    }
+
+    /// Closes whoever is added from now on.
+    pub(super) fn refuse(&self) {
+        self.0.lock().refused = true;
     }
 
     /// Closes all of them, and says how many those were.

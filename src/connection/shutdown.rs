@@ -21,7 +21,8 @@ impl Connection {
     /// has had the last answer shuts down, and the other one waits for [`closed`](Self::closed).
     ///
     /// A peer that posts no receives, or does not answer, holds this up for as long as
-    /// [`rnr_retry`](crate::ConnectionBuilder::rnr_retry) and [`ack_timeout`](crate::ConnectionBuilder::ack_timeout) allow, so bound it:
+    /// [`rnr_retry`](crate::ConnectionBuilder::rnr_retry) and [`ack_timeout`](crate::ConnectionBuilder::ack_timeout) allow. So does, without limit, an
+    /// operation of this side that waits for a slot and is kept, but not polled any more: await it, or drop it first. So bound this:
     ///
     /// ```
     /// # use tokio_rdma::{CloseReason, Connection, Device, Listener};
@@ -46,7 +47,7 @@ impl Connection {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it resolves takes it back: the connection stays open, and what waited behind goes on.
+    /// Dropping the future while operations are still under way takes it back: the connection stays open, and what waited behind goes on.
     pub async fn shutdown(&self) -> CloseReason {
         let mut line = Line { pair: &self.inner.pair, ticket: None };
         let taken = poll_fn(|cx| line.pair.send.take_all_places(&mut line.ticket, cx)).await;
@@ -127,9 +128,10 @@ impl Listener {
         if tokio::time::timeout(grace, good_order).await.is_ok() {
             return 0;
         }
-        // Of the handshakes under way nobody will take the result.
+        // Of the handshakes under way nobody will take the result. Those who wait to be accepted are open, so they are closed with the others,
+        // even while somebody keeps the future of an `accept` that would have taken them.
         self.task.abort();
-        self.turn_away().await;
+        self.shared.open.refuse();
         self.shared.open.close().await
     }
 

@@ -53,7 +53,7 @@ impl Meters {
         describe();
         let device = SharedString::from(device.to_owned());
         let succeeded = OPERATIONS.map(|operation| {
-            counter!(names::OPERATIONS, "device" => device.clone(), "operation" => operation.name(), "status" => "success")
+            counter!(names::OPERATIONS, "device" => device.clone(), "operation" => operation_label(operation), "status" => "success")
         });
         Self(Arc::new(Bound {
             succeeded,
@@ -88,7 +88,7 @@ impl Meters {
             Failure::Completed(status) => status_label(status),
         };
         let device = self.0.device.clone();
-        counter!(names::OPERATIONS, "device" => device, "operation" => operation.name(), "status" => status)
+        counter!(names::OPERATIONS, "device" => device, "operation" => operation_label(operation), "status" => status)
             .increment(1);
     }
 
@@ -159,6 +159,14 @@ fn describe() {
     ];
     for (name, unit, text) in gauges {
         describe_gauge!(name, unit, text);
+    }
+}
+
+fn operation_label(operation: Operation) -> &'static str {
+    match operation {
+        Operation::CompareSwap => "compare_and_swap",
+        Operation::FetchAdd => "fetch_and_add",
+        other => other.name(),
     }
 }
 

@@ -255,7 +255,7 @@ impl Op {
             let advanced = if advanced.is_pending() { self.advance(Some(cx)) } else { advanced };
             if let Err(error) = ready!(advanced) {
                 self.state = State::Finished;
-                return Poll::Ready(Err(OpError::new(error, self.buffer.take())));
+                return Poll::Ready(Err(self.not_posted(error)));
             }
         }
         let State::Posted(key) = self.state else {
@@ -435,6 +435,14 @@ impl Op {
             }
             failed => Err(OpError::new(self.failure(failed), Some(buffer))),
         }
+    }
+
+    #[cold]
+    fn not_posted(&mut self, error: Error) -> OpError<AnyBuffer> {
+        if matches!(error, Error::Closed { .. }) {
+            self.pair.queue().meters.failed(self.verb.operation(), Failure::Closed);
+        }
+        OpError::new(error, self.buffer.take())
     }
 
     #[cold]

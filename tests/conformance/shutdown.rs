@@ -20,6 +20,7 @@ cases!(
     a_stopped_listener_yields_who_was_there_and_ends,
     a_listener_waits_for_its_connections,
     a_listener_closes_who_does_not_end_in_time,
+    an_accept_that_is_kept_does_not_hold_up_the_end,
 );
 soft_cases!(a_client_that_says_nothing_does_not_hold_up_the_end,);
 
@@ -239,6 +240,17 @@ async fn a_listener_closes_who_does_not_end_in_time(rig: Rig) {
     for client in [&clients[0], &clients[2]] {
         assert_eq!(within(SOON, client.closed()).await, CloseReason::Peer);
     }
+}
+
+async fn an_accept_that_is_kept_does_not_hold_up_the_end(rig: Rig) {
+    let server = rig.domain();
+    let listener = rig.listener(&server).await;
+    let mut accepting = Box::pin(listener.accept());
+    assert!(poll_once(&mut accepting).is_pending());
+    let client = within(SOON, Connection::connect(&rig.domain(), listener.local_address())).await.unwrap();
+    eventually(|| listener.open_connections() == 1, || listener.open_connections()).await;
+    assert_eq!(within(SOON, listener.shutdown(WHILE)).await, 1);
+    assert_eq!(within(SOON, client.closed()).await, CloseReason::Peer);
 }
 
 async fn a_client_that_says_nothing_does_not_hold_up_the_end(rig: Rig) {
