@@ -341,6 +341,15 @@ pub enum Error {
         depth: usize,
     },
 
+    /// The connection takes its receives from a shared receive queue, so none can be posted on the connection itself.
+    #[error(
+        "{operation}: this connection receives through a shared receive queue; use SharedReceiveQueue::receive, or its receiver"
+    )]
+    SharedReceiveQueue {
+        /// What was attempted.
+        operation: &'static str,
+    },
+
     /// Connection setup failed.
     #[error("{step} with {peer}: {reason}")]
     Handshake {
@@ -411,6 +420,7 @@ impl Error {
             | Self::Invalid { .. }
             | Self::Descriptor { .. }
             | Self::UnknownDevice { .. }
+            | Self::SharedReceiveQueue { .. }
             | Self::Unsupported { .. } => true,
             #[cfg(feature = "cuda")]
             Self::Gpu(error) => error.is_caller_error(),

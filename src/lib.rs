@@ -90,6 +90,7 @@ pub mod messages;
 pub mod op;
 mod provider;
 pub mod soft;
+mod srq;
 pub mod stream;
 mod sync;
 pub mod topology;
@@ -97,8 +98,8 @@ pub mod topology;
 pub use address::{Address, IntoAddress};
 pub use completion::CompletionMode;
 pub use connection::{
-    Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu, PendingConnection,
-    QueuePairEndpoint,
+    Connection, ConnectionBuilder, ConnectionId, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu,
+    PendingConnection, QueuePairEndpoint,
 };
 pub use device::{DEVICE_VARIABLE, Device, DeviceBuilder, DeviceInfo, Provider};
 pub use error::{CloseReason, Error, Operation, RemoteTarget, Result, WcStatus};
@@ -107,6 +108,7 @@ pub use memory::{
     ProtectionDomain, Reclaim, RemoteRegion, SgList, SgSegment, SharedBuffer, SourceBuffer, TargetBuffer, UnsplitError,
 };
 pub use provider::{DeviceLimits, Link};
+pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 pub use stream::RdmaStream;
 
 /// The guide's example, tested.

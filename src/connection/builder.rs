@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
 use crate::provider::QpConfig;
+use crate::srq::SharedReceiveQueue;
 
 /// The path MTU: how large a packet may be (`enum ibv_mtu`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +56,7 @@ pub struct ConnectionBuilder {
     keepalive: Option<Duration>,
     setup_timeout: Duration,
     private_data: Vec<u8>,
+    srq: Option<SharedReceiveQueue>,
 }
 
 impl ConnectionBuilder {
@@ -75,6 +77,7 @@ impl ConnectionBuilder {
             keepalive: Some(Duration::from_secs(10)),
             setup_timeout: Duration::from_secs(10),
             private_data: Vec::new(),
+            srq: None,
         }
     }
 
@@ -90,6 +93,16 @@ impl ConnectionBuilder {
     #[must_use]
     pub fn receive_depth(mut self, depth: u32) -> Self {
         self.receive_depth = depth;
+        self
+    }
+
+    /// Takes the receives of this connection from a shared receive queue of the same protection domain; `receive_depth` and `max_receive_sge`
+    /// mean nothing then. Default: none, the connection has receives of its own.
+    ///
+    /// Connecting by [`endpoint`](Self::endpoint) needs one of those on an RDMA NIC, and is [`Error::Unsupported`] there.
+    #[must_use]
+    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
         self
     }
 
@@ -265,13 +278,23 @@ impl ConnectionBuilder {
         if let Some(interval) = self.keepalive {
             range("keepalive in milliseconds", interval.as_millis().try_into().unwrap_or(u64::MAX), 1, 24 * 3_600_000)?;
         }
+        if let Some(srq) = self.srq.as_ref().filter(|srq| srq.domain().id() != self.domain.id()) {
+            let (theirs, ours) = (srq.domain().id(), self.domain.id());
+            return Err(Error::Invalid {
+                operation,
+                reason: format!(
+                    "the shared receive queue belongs to protection domain {theirs}, the connection to {ours}; not every \
+                     device can use it in another one"
+                ),
+            });
+        }
         Ok(Prepared {
             hello: hello::encode(&self.private_data)?,
             domain: self.domain.clone(),
             keepalive: self.keepalive,
             config: QpConfig {
                 send_depth: self.send_depth,
-                receive_depth: self.receive_depth,
+                receive_depth: if self.srq.is_some() { 0 } else { self.receive_depth },
                 max_send_sge: self.max_send_sge,
                 max_receive_sge: self.max_receive_sge,
                 max_inline,
@@ -281,7 +304,9 @@ impl ConnectionBuilder {
                 ack_timeout: self.ack_timeout,
                 max_rd_atomic,
                 path_mtu: self.mtu.unwrap_or(Mtu::B4096) as u32,
+                srq: self.srq.as_ref().map(|srq| srq.device().clone()),
             },
+            srq: self.srq.clone(),
             device,
         })
     }
@@ -305,12 +330,17 @@ pub(super) struct Prepared {
     pub config: QpConfig,
     pub hello: Vec<u8>,
     pub keepalive: Option<Duration>,
+    pub srq: Option<SharedReceiveQueue>,
 }
 
 impl Prepared {
     /// Room in a completion queue for this connection's operations.
     pub(super) fn reserve(&self) -> Result<crate::completion::queue::Room> {
-        self.device.reserve(self.config.send_depth + self.config.receive_depth)
+        let room = self.device.reserve(self.config.send_depth + self.config.receive_depth)?;
+        if let Some(srq) = &self.srq {
+            srq.report_to(room.queue(), self.device.limits().max_cq_depth)?;
+        }
+        Ok(room)
     }
 
     pub(super) fn establish(
@@ -318,7 +348,7 @@ impl Prepared {
         room: crate::completion::queue::Room,
         connected: (crate::provider::Qp, crate::provider::PeerInfo),
     ) -> Result<Connection> {
-        Connection::establish(self.device, self.domain, room, self.config, self.keepalive, connected)
+        Connection::establish(self.device, self.domain, room, self.config, self.keepalive, self.srq, connected)
     }
 }
 

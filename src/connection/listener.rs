@@ -15,6 +15,7 @@ use crate::connection::{Connection, ConnectionBuilder, hello};
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::ProtectionDomain;
 use crate::provider::{Acceptor, Incoming};
+use crate::srq::SharedReceiveQueue;
 
 /// Handshakes that may be under way, and connections that may wait to be accepted: a flood of clients costs no more than this.
 const BACKLOG: usize = 128;
@@ -116,6 +117,12 @@ impl ListenerBuilder {
     pub fn connections(mut self, settings: impl FnOnce(ConnectionBuilder) -> ConnectionBuilder) -> Self {
         self.connections = settings(self.connections);
         self
+    }
+
+    /// Has every accepted connection take its receives from this queue; see [`ConnectionBuilder::srq`].
+    #[must_use]
+    pub fn srq(self, srq: &SharedReceiveQueue) -> Self {
+        self.connections(|settings| settings.srq(srq))
     }
 
     /// Starts listening. See [`Listener::bind`].

@@ -149,6 +149,7 @@ mod rights;
 mod rnr;
 mod runtimes;
 mod scale;
+mod srq;
 mod stream_ends;
 mod streams;
 mod timeouts;

@@ -41,6 +41,7 @@ fn config() -> QpConfig {
         ack_timeout: Duration::from_secs(2),
         max_rd_atomic: 16,
         path_mtu: 4096,
+        srq: None,
     }
 }
 
