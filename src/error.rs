@@ -341,6 +341,15 @@ pub enum Error {
         depth: usize,
     },
 
+    /// The connection takes its receives from a shared receive queue, so none can be posted on the connection itself.
+    #[error(
+        "{operation}: this connection receives through a shared receive queue; use SharedReceiveQueue::receive, or its receiver"
+    )]
+    SharedReceiveQueue {
+        /// What was attempted.
+        operation: &'static str,
+    },
+
     /// Connection setup failed.
     #[error("{step} with {peer}: {reason}")]
     Handshake {
@@ -420,6 +429,7 @@ impl Error {
             | Self::Invalid { .. }
             | Self::Descriptor { .. }
             | Self::UnknownDevice { .. }
+            | Self::SharedReceiveQueue { .. }
             | Self::Unsupported { .. } => true,
             // What the peer sent in its place may be a fault of the moment.
             Self::Authentication { reason, .. } => *reason != crate::connection::AuthenticationFailure::NoProof,

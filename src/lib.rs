@@ -95,6 +95,7 @@ pub mod metrics;
 pub mod op;
 mod provider;
 pub mod soft;
+mod srq;
 pub mod stream;
 mod sync;
 pub mod topology;
@@ -104,8 +105,8 @@ pub use completion::CompletionMode;
 #[cfg(feature = "psk")]
 pub use connection::PreSharedKey;
 pub use connection::{
-    AuthenticationFailure, Connection, ConnectionBuilder, ConnectionStats, Incoming, Listener, ListenerBuilder, Mtu,
-    PendingConnection, QueuePairEndpoint,
+    AuthenticationFailure, Connection, ConnectionBuilder, ConnectionId, ConnectionStats, Incoming, Listener,
+    ListenerBuilder, Mtu, PendingConnection, QueuePairEndpoint,
 };
 pub use device::{DEVICE_VARIABLE, Device, DeviceBuilder, DeviceInfo, Provider};
 pub use error::{CloseReason, Error, Operation, RemoteTarget, Result, WcStatus};
@@ -114,6 +115,7 @@ pub use memory::{
     ProtectionDomain, Reclaim, RemoteRegion, SgList, SgSegment, SharedBuffer, SourceBuffer, TargetBuffer, UnsplitError,
 };
 pub use provider::{DeviceLimits, Link};
+pub use srq::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 pub use stream::RdmaStream;
 
 /// The guide's example, tested.

@@ -9,7 +9,7 @@ use common::rig::AddressKind;
 use common::{Pair, Rig, Setup, exercise, run};
 use tokio_rdma::{
     Access, Address, BufferPool, Connection, ConnectionBuilder, Device, Error, ExposedRegion, Listener,
-    QueuePairEndpoint, RemoteRegion, SgList, WcStatus, soft,
+    QueuePairEndpoint, RemoteRegion, SgList, SharedReceiveQueue, WcStatus, soft,
 };
 
 macro_rules! tests {
@@ -39,6 +39,7 @@ tests!(
     endpoint_descriptors,
     misaligned_and_short_atomics,
     connection_settings,
+    shared_receive_queues,
     too_many_segments,
     read_only_targets,
     revoked_regions,
@@ -400,6 +401,22 @@ mod cases {
         }
         let nobody = tokio::time::timeout(Duration::from_millis(20), listener.accept()).await;
         assert!(nobody.is_err(), "refused before anybody is called");
+    }
+
+    pub async fn shared_receive_queues(rig: Rig) {
+        let (domain, other) = (rig.domain(), rig.domain());
+        let srq = SharedReceiveQueue::new(&domain, 4).unwrap();
+        let elsewhere = Connection::builder(&other).srq(&srq).connect(rig.address()).await.unwrap_err();
+        blames_the_caller(elsewhere, &["protection domain", &domain.id().to_string(), &other.id().to_string()]);
+        let apart =
+            Listener::builder(&domain).srq(&srq).domain_per_connection(true).bind(rig.address()).await.unwrap_err();
+        blames_the_caller(apart, &["listen", "one protection domain", "leave one of the two out"]);
+        #[cfg(feature = "psk")]
+        {
+            let key = tokio_rdma::PreSharedKey::new([7; 32]).unwrap();
+            let proving = Connection::builder(&domain).srq(&srq).pre_shared_key(key).connect(rig.address()).await;
+            blames_the_caller(proving.unwrap_err(), &["pre-shared key", "receives of the connection's own"]);
+        }
     }
 
     pub async fn too_many_segments(rig: Rig) {

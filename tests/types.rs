@@ -50,6 +50,7 @@ fn handles_and_values_are_send_sync_and_unpin() {
         ExposedRegion,
         Connection,
         ConnectionBuilder,
+        ConnectionId,
         ConnectionStats,
         Listener,
         ListenerBuilder,
@@ -60,6 +61,9 @@ fn handles_and_values_are_send_sync_and_unpin() {
         stream::OwnedWriteHalf,
         messages::Message,
         messages::Receiver,
+        messages::SharedReceiver,
+        SharedReceiveQueue,
+        SharedReceiveQueueBuilder,
         messages::Sender<Buffer>,
         messages::Sender<SgList>,
         PendingConnection,
@@ -131,6 +135,8 @@ fn operations_can_be_spawned_and_moved() {
         ReadOp<SgList>,
         ReceiveOp<Buffer>,
         ReceiveOp<SgList>,
+        SharedReceiveOp<Buffer>,
+        SharedReceiveOp<SgList>,
         CompareSwapOp,
         FetchAddOp,
         PostBatch,
@@ -141,6 +147,7 @@ fn operations_can_be_spawned_and_moved() {
     fn timer<T: Send + Sync + 'static + std::fmt::Debug>() {}
     timer::<Timeout<SendOp<Buffer>>>();
     timer::<Timeout<ReceiveOp<SgList>>>();
+    timer::<Timeout<SharedReceiveOp<Buffer>>>();
     timer::<Timeout<FetchAddOp>>();
 }
 
@@ -201,6 +208,7 @@ fn small_values_are_copied_and_compared() {
     small::<Access>();
     small::<WcStatus>();
     small::<Operation>();
+    small::<ConnectionId>();
     small::<Provider>();
     small::<Link>();
     fn clones<T: Clone + Eq>() {}
@@ -211,6 +219,7 @@ fn small_values_are_copied_and_compared() {
     clones::<DeviceLimits>();
     fn shared<T: Clone + Send + Sync>() {}
     shared::<Connection>();
+    shared::<SharedReceiveQueue>();
     shared::<Device>();
     shared::<ProtectionDomain>();
     shared::<BufferPool>();

@@ -4,6 +4,7 @@ pub(crate) mod driver;
 mod mode;
 pub(crate) mod pair;
 pub(crate) mod queue;
+pub(crate) mod shared;
 pub(crate) mod table;
 
 pub use mode::CompletionMode;

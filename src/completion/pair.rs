@@ -8,20 +8,25 @@ use std::task::{Context, Poll};
 use tokio::sync::watch;
 
 use crate::completion::queue::{CompletionQueue, Room};
+use crate::completion::shared::Tenancy;
 use crate::completion::table::{Effects, Key, Outcome, Refused, Signal, Table, Ticket, WakeLater};
 use crate::error::{CloseReason, Error};
 use crate::memory::{AnyBuffer, Buffer, BufferPool, ProtectionDomain};
 use crate::provider::{
-    self, Link, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, SendRequest, SgeList,
-    WorkCompletion, WrOp,
+    self, Link, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, Seat, SendRequest, SgeList,
+    WorkCompletion, WrOp, next_connection_id,
 };
 use crate::sync::Mutex;
 
 /// Bits of a work request's id that name the queue pair within its completion queue.
 const PAIR_BITS: u32 = 64 - 1 - Key::BITS;
 
+/// Most shared receive queues of the process. They have the numbers above those of pairs; the very last one marks ids that are
+/// no operations (see `provider/verbs/greeting.rs`).
+pub(crate) const MAX_SHARED: usize = (1 << 16) - 1;
+
 /// Most queue pairs of one completion queue.
-pub(crate) const MAX_PAIRS: usize = 1 << PAIR_BITS;
+pub(crate) const MAX_PAIRS: usize = (1 << PAIR_BITS) - (1 << 16);
 
 /// Which queue of the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +80,10 @@ pub(crate) struct QueuePair {
     pub(crate) config: QpConfig,
     pub(crate) max_message: u64,
     pub(crate) domain: ProtectionDomain,
+    /// Differs from that of any other connection of the process.
+    id: u32,
+    /// Its shared receive queue, and its place there, until it has ended.
+    shared: Mutex<Option<(Arc<Tenancy>, Option<Seat>)>>,
     /// The completion queue, and this pair's share of its depth.
     room: Room,
     /// This pair's number in its completion queue.
@@ -98,6 +107,8 @@ impl fmt::Debug for QueuePair {
 pub(crate) enum Rejected {
     Closed(CloseReason),
     Exhausted,
+    /// Receives are posted to the shared queue.
+    Shared,
     System(std::io::Error),
 }
 
@@ -107,9 +118,9 @@ impl Rejected {
             Self::Closed(reason) => Error::Closed { operation, reason },
             Self::Exhausted => Error::Invalid {
                 operation,
-                reason: "two million finished operations of this connection were neither awaited nor dropped"
-                    .to_owned(),
+                reason: "two million finished operations of this queue were neither awaited nor dropped".to_owned(),
             },
+            Self::Shared => Error::SharedReceiveQueue { operation },
             Self::System(cause) => Error::io(operation, "on the device", cause),
         }
     }
@@ -149,7 +160,11 @@ impl QueuePair {
         domain: ProtectionDomain,
         config: QpConfig,
         (max_message, link): (u64, Link),
+        shared: Option<Arc<Tenancy>>,
     ) -> Option<Arc<Self>> {
+        let seat = device.take_seat();
+        let id = seat.as_ref().map_or_else(next_connection_id, Seat::id);
+        let shared = shared.map(|tenancy| (tenancy, seat));
         let (send_depth, receive_depth) = (config.send_depth as usize, config.receive_depth as usize);
         let queue = room.queue().clone();
         let seed = queue.next_seed();
@@ -161,6 +176,8 @@ impl QueuePair {
                 config,
                 max_message,
                 domain,
+                id,
+                shared: Mutex::new(shared),
                 room,
                 index,
                 send_post: Mutex::new(Vec::with_capacity(send_depth)),
@@ -171,6 +188,10 @@ impl QueuePair {
             })
         })?;
         queue.meters.opened(link);
+        if receive_depth == 0 {
+            // Whoever posts one is refused, without a look at this on the way of all others.
+            pair.receive.close(&CloseReason::Local, &mut Effects::default());
+        }
         // The link may have failed before the dispatcher knew whom to tell.
         pair.device_failed();
         Some(pair)
@@ -178,6 +199,15 @@ impl QueuePair {
 
     pub(crate) fn number(&self) -> u32 {
         self.device.number()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Whether it takes its receives from a shared queue.
+    pub(crate) fn shares_receives(&self) -> bool {
+        self.config.receive_depth == 0
     }
 
     pub(crate) fn queue(&self) -> &Arc<CompletionQueue> {
@@ -249,12 +279,17 @@ impl QueuePair {
         }
         let key = match self.receive.submit(owner, ticket, cx, &mut wake) {
             Poll::Ready(Ok(key)) => key,
-            Poll::Ready(Err(refused)) => return Poll::Ready(Err(refused.into())),
+            Poll::Ready(Err(refused)) => return Poll::Ready(Err(self.no_receive(refused))),
             Poll::Pending => return Poll::Pending,
         };
         request.wr_id = self.wr_id(Side::Receive, key);
         let posted = self.device.post_receive(std::slice::from_ref(&*request));
         self.posted(Side::Receive, key, owner, posted, &mut wake)
+    }
+
+    #[cold]
+    fn no_receive(&self, refused: Refused) -> Rejected {
+        if self.shares_receives() { Rejected::Shared } else { refused.into() }
     }
 
     #[inline]
@@ -404,6 +439,9 @@ impl QueuePair {
             tracing::debug!(qp = self.number(), %reason, "connection closed");
             self.queue().meters.closed(&reason, self.device.counters());
             self.queue().forget(self.index);
+            // The last of it was dispatched.
+            let shared = self.shared.lock().take();
+            drop(shared);
         }
     }
 

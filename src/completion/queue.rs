@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use crate::completion::driver::Kick;
 use crate::completion::mode::CompletionMode;
 use crate::completion::pair::{MAX_PAIRS, QueuePair, WrId};
+use crate::completion::shared::SharedQueue;
 use crate::completion::table::Effects;
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::AnyBuffer;
@@ -23,6 +24,8 @@ const BATCHES_PER_LOOK: usize = 8;
 struct Dispatcher {
     batch: [WorkCompletion; BATCH],
     pairs: Vec<Option<Arc<QueuePair>>>,
+    /// Shared receive queues that may report something here, by their numbers.
+    shared: Vec<(u32, Arc<SharedQueue>)>,
     vacant: Vec<u32>,
     failed: Vec<u32>,
 }
@@ -88,6 +91,7 @@ impl CompletionQueue {
             dispatcher: Mutex::new(Dispatcher {
                 batch: [WorkCompletion::default(); BATCH],
                 pairs: Vec::new(),
+                shared: Vec::new(),
                 vacant: Vec::new(),
                 failed: Vec::new(),
             }),
@@ -186,6 +190,22 @@ impl CompletionQueue {
         drop(gone);
     }
 
+    /// From now on, completions of this shared receive queue go there.
+    pub(crate) fn serve_shared(&self, number: u32, queue: Arc<SharedQueue>) {
+        let mut dispatcher = self.dispatcher.lock();
+        let at = dispatcher.shared.partition_point(|(other, _)| *other < number);
+        dispatcher.shared.insert(at, (number, queue));
+    }
+
+    /// None of its completions is to come any more.
+    pub(crate) fn forget_shared(&self, number: u32) {
+        let mut dispatcher = self.dispatcher.lock();
+        let at = dispatcher.shared.binary_search_by_key(&number, |(other, _)| *other);
+        let gone = at.ok().map(|at| dispatcher.shared.remove(at));
+        drop(dispatcher);
+        drop(gone);
+    }
+
     /// Everyone that is attached.
     pub(crate) fn pairs(&self) -> Vec<Arc<QueuePair>> {
         self.dispatcher.lock().pairs.iter().flatten().cloned().collect()
@@ -248,6 +268,8 @@ impl CompletionQueue {
                 let id = WrId::from_bits(completion.wr_id);
                 if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
                     pair.complete(id, *completion, &mut effects);
+                } else {
+                    complete_shared(&dispatcher.shared, id, *completion, &mut effects);
                 }
             }
             found += taken;
@@ -306,6 +328,20 @@ impl CompletionQueue {
         for pair in self.pairs() {
             pair.close(reason.clone());
         }
+    }
+}
+
+/// A completion that is no pair's: of a receive of a shared queue, or of a pair that is gone.
+#[inline(never)]
+fn complete_shared(
+    shared: &[(u32, Arc<SharedQueue>)],
+    id: WrId,
+    completion: WorkCompletion,
+    effects: &mut Effects<AnyBuffer>,
+) {
+    let Some(number) = id.pair.checked_sub(MAX_PAIRS as u32) else { return };
+    if let Ok(at) = shared.binary_search_by_key(&number, |(other, _)| *other) {
+        shared[at].1.complete(id, completion, effects);
     }
 }
 

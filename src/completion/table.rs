@@ -47,6 +47,11 @@ impl Key {
         u64::from(self.index) << Self::GENERATION_BITS | u64::from(self.generation)
     }
 
+    /// The slot's number in its table.
+    pub(crate) fn slot(self) -> usize {
+        self.index as usize
+    }
+
     pub(crate) fn from_bits(bits: u64) -> Self {
         Self {
             index: (bits >> Self::GENERATION_BITS) as u32 & ((1 << Self::INDEX_BITS) - 1),
@@ -154,7 +159,7 @@ impl<B> Effects<B> {
     }
 
     #[inline]
-    fn wake(&mut self, waker: Option<Waker>) {
+    pub(crate) fn wake(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {
             self.wakers.push(waker);
         }

@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
 use crate::provider::{PeerInfo, Qp, QpConfig};
+use crate::srq::SharedReceiveQueue;
 
 /// The path MTU: how large a packet may be (`enum ibv_mtu`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,6 +59,7 @@ pub struct ConnectionBuilder {
     setup_timeout: Duration,
     private_data: Vec<u8>,
     key: Option<PreSharedKey>,
+    srq: Option<SharedReceiveQueue>,
 }
 
 impl ConnectionBuilder {
@@ -79,6 +81,7 @@ impl ConnectionBuilder {
             setup_timeout: Duration::from_secs(10),
             private_data: Vec::new(),
             key: None,
+            srq: None,
         }
     }
 
@@ -94,6 +97,17 @@ impl ConnectionBuilder {
     #[must_use]
     pub fn receive_depth(mut self, depth: u32) -> Self {
         self.receive_depth = depth;
+        self
+    }
+
+    /// Takes the receives of this connection from a shared receive queue of the same protection domain; `receive_depth` and `max_receive_sge`
+    /// mean nothing then. Default: none, the connection has receives of its own.
+    ///
+    /// Connecting by [`endpoint`](Self::endpoint) needs one of those on an RDMA NIC, and is [`Error::Unsupported`] there. So does the proof of a
+    /// pre-shared key everywhere: the two together are [`Error::Invalid`].
+    #[must_use]
+    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
         self
     }
 
@@ -312,6 +326,24 @@ impl ConnectionBuilder {
         if let Some(interval) = self.keepalive {
             range("keepalive in milliseconds", interval.as_millis().try_into().unwrap_or(u64::MAX), 1, 24 * 3_600_000)?;
         }
+        if self.srq.is_some() && self.key.is_some() {
+            return Err(Error::Invalid {
+                operation,
+                reason: "a pre-shared key is proved in messages that need receives of the connection's own, and it has a shared \
+                         receive queue; leave one of the two out"
+                    .to_owned(),
+            });
+        }
+        if let Some(srq) = self.srq.as_ref().filter(|srq| srq.domain().id() != self.domain.id()) {
+            let (theirs, ours) = (srq.domain().id(), self.domain.id());
+            return Err(Error::Invalid {
+                operation,
+                reason: format!(
+                    "the shared receive queue belongs to protection domain {theirs}, the connection to {ours}; not every \
+                     device can use it in another one"
+                ),
+            });
+        }
         Ok(Prepared {
             hello: hello::encode(&self.private_data, self.key.is_some())?,
             key: self.key.clone(),
@@ -319,7 +351,7 @@ impl ConnectionBuilder {
             keepalive: self.keepalive,
             config: QpConfig {
                 send_depth: self.send_depth,
-                receive_depth: self.receive_depth,
+                receive_depth: if self.srq.is_some() { 0 } else { self.receive_depth },
                 max_send_sge: self.max_send_sge,
                 max_receive_sge: self.max_receive_sge,
                 max_inline,
@@ -330,7 +362,9 @@ impl ConnectionBuilder {
                 max_rd_atomic,
                 path_mtu: self.mtu.unwrap_or(Mtu::B4096) as u32,
                 guarded: self.key.is_some(),
+                srq: self.srq.as_ref().map(|srq| srq.device().clone()),
             },
+            srq: self.srq.clone(),
             device,
         })
     }
@@ -355,17 +389,22 @@ pub(super) struct Prepared {
     pub hello: Vec<u8>,
     pub keepalive: Option<Duration>,
     pub key: Option<PreSharedKey>,
+    pub srq: Option<SharedReceiveQueue>,
 }
 
 impl Prepared {
     /// Room in a completion queue for this connection's operations.
     pub(super) fn reserve(&self) -> Result<Room> {
-        self.device.reserve(self.config.send_depth + self.config.receive_depth)
+        let room = self.device.reserve(self.config.send_depth + self.config.receive_depth)?;
+        if let Some(srq) = &self.srq {
+            srq.report_to(room.queue(), self.device.limits().max_cq_depth)?;
+        }
+        Ok(room)
     }
 
     pub(super) fn establish(&self, room: Room, connected: (Qp, PeerInfo)) -> Result<Connection> {
         let (device, domain) = (self.device.clone(), self.domain.clone());
-        let connection = Connection::establish(device, domain, room, self.config, connected)?;
+        let connection = Connection::establish(device, domain, room, self.config.clone(), self.srq.clone(), connected)?;
         // A peer does not answer a probe before it lets this side in.
         if self.key.is_none() {
             connection.keep_alive(self.keepalive);

@@ -17,6 +17,7 @@ use crate::connection::{Connection, ConnectionBuilder, hello};
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::ProtectionDomain;
 use crate::provider::{Acceptor, Incoming};
+use crate::srq::SharedReceiveQueue;
 
 /// Handshakes that may be under way, and connections that may wait to be accepted: a flood of clients costs no more than this.
 const BACKLOG: usize = 128;
@@ -170,10 +171,24 @@ impl ListenerBuilder {
         self
     }
 
+    /// Has every accepted connection take its receives from this queue; see [`ConnectionBuilder::srq`].
+    #[must_use]
+    pub fn srq(self, srq: &SharedReceiveQueue) -> Self {
+        self.connections(|settings| settings.srq(srq))
+    }
+
     /// Starts listening. See [`Listener::bind`].
     pub async fn bind(self, address: impl IntoAddress) -> Result<Listener> {
         let address = address.into_address()?;
         let prepared = self.connections.prepare("listen")?;
+        if self.domain_per_connection && prepared.srq.is_some() {
+            return Err(Error::Invalid {
+                operation: "listen",
+                reason: "a shared receive queue belongs to one protection domain, and each connection is to have its own; leave \
+                         one of the two out"
+                    .to_owned(),
+            });
+        }
         let domain = prepared.domain.clone();
         let acceptor = prepared.device.context().listen(&address).await?;
         let address = acceptor.local_address().clone();

@@ -5,6 +5,7 @@ mod endpoint;
 #[cfg(feature = "async-rdma")]
 mod foreign;
 mod hello;
+mod id;
 mod incoming;
 pub(crate) mod keepalive;
 mod listener;
@@ -19,6 +20,7 @@ pub use self::builder::{ConnectionBuilder, Mtu};
 pub use self::endpoint::{PendingConnection, QueuePairEndpoint};
 #[cfg(feature = "async-rdma")]
 pub(crate) use self::foreign::ForeignConnection;
+pub use self::id::ConnectionId;
 pub use self::incoming::Incoming;
 pub use self::listener::{Listener, ListenerBuilder};
 pub use self::psk::AuthenticationFailure;
@@ -40,6 +42,7 @@ use crate::memory::{AnyBuffer, ProtectionDomain, RemoteRegion, SourceBuffer, Tar
 use crate::op::core::{Op, Verb};
 use crate::op::{Batch, CompareSwapOp, FetchAddOp, ReadOp, ReceiveOp, SendOp, WriteOp};
 use crate::provider::{Link, PeerInfo, Qp, QpConfig};
+use crate::srq::SharedReceiveQueue;
 
 /// A reliable connection (RC queue pair) to a peer.
 ///
@@ -101,10 +104,13 @@ impl Connection {
         domain: ProtectionDomain,
         room: Room,
         config: QpConfig,
+        srq: Option<SharedReceiveQueue>,
         (qp, peer): (Qp, PeerInfo),
     ) -> Result<Self> {
         let private_data = hello::of_peer(&peer)?.user;
-        let pair = QueuePair::attach(qp, room, domain, config, (peer.max_message, peer.link)).ok_or(Error::Limit {
+        let shared = srq.map(|srq| srq.tenancy().clone());
+        let agreed = (peer.max_message, peer.link);
+        let pair = QueuePair::attach(qp, room, domain, config, agreed, shared).ok_or(Error::Limit {
             operation: "connect",
             what: "connections of one completion queue",
             value: crate::completion::pair::MAX_PAIRS as u64 + 1,
@@ -161,7 +167,8 @@ impl Connection {
     ///
     /// [`OpError`](crate::op::OpError) with the buffer: [`Error::Closed`] when the connection ends first, [`Error::Completion`] with
     /// [`WcStatus::LocalLength`](crate::WcStatus::LocalLength) when the message is longer than the buffer (which ends the connection);
-    /// and what is refused before posting, as for [`send`](Self::send).
+    /// and what is refused before posting, as for [`send`](Self::send). [`Error::SharedReceiveQueue`] when the connection was made
+    /// with one: post there.
     ///
     /// # Cancel safety
     ///
@@ -316,6 +323,11 @@ impl Connection {
         Mtu::from_bytes(self.inner.pair.config.path_mtu)
     }
 
+    /// What tells this connection from any other that this process makes: a [`SharedReceiveQueue`] says by it where a message came from.
+    pub fn id(&self) -> ConnectionId {
+        ConnectionId::new(self.inner.pair.id())
+    }
+
     /// This side's queue pair number.
     pub fn queue_pair_number(&self) -> u32 {
         self.inner.pair.number()
@@ -329,6 +341,11 @@ impl Connection {
     /// Receives that can be posted at a time.
     pub(crate) fn receive_depth(&self) -> u32 {
         self.inner.pair.config.receive_depth
+    }
+
+    /// Refuses receives of its own where the connection has a shared queue.
+    pub(crate) fn check_receives(&self, operation: &'static str) -> Result<()> {
+        if self.inner.pair.shares_receives() { Err(Error::SharedReceiveQueue { operation }) } else { Ok(()) }
     }
 
     fn op(&self, verb: Verb, buffer: AnyBuffer) -> Op {

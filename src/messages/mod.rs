@@ -1,4 +1,4 @@
-//! Whole messages as streams and sinks: [`Receiver`], [`Sender`].
+//! Whole messages as streams and sinks: [`Receiver`], [`SharedReceiver`], [`Sender`].
 //!
 //! ```
 //! use futures::{SinkExt, StreamExt};
@@ -29,6 +29,8 @@
 
 mod receiver;
 mod sender;
+mod shared;
 
 pub use self::receiver::{Message, Receiver};
 pub use self::sender::Sender;
+pub use self::shared::SharedReceiver;

@@ -44,8 +44,10 @@ impl Connection {
     ///
     /// [`Error::Limit`] when `count` or `size` is 0, or `count` above the connection's
     /// [`receive_depth`](crate::ConnectionBuilder::receive_depth); [`Error::Io`] when there is no memory;
-    /// [`Error::QueueFull`] when other receives are in the way; [`Error::Closed`].
+    /// [`Error::QueueFull`] when other receives are in the way; [`Error::Closed`]; [`Error::SharedReceiveQueue`] when the
+    /// connection has one: the receiver of that gets its messages.
     pub fn receiver(&self, count: usize, size: usize) -> Result<Receiver> {
+        self.check_receives("make a receiver")?;
         let depth = self.receive_depth() as usize;
         if count > depth {
             return Err(Error::Limit {
@@ -133,7 +135,7 @@ impl Stream for Receiver {
                 Poll::Ready(received) => {
                     this.receives.pop_front();
                     Poll::Ready(match received {
-                        Ok(received) => Some(Ok(Message { received })),
+                        Ok(received) => Some(Ok(Message::new(received))),
                         Err(error) => this.end(error.into()),
                     })
                 }
@@ -167,13 +169,18 @@ impl fmt::Debug for Receiver {
     }
 }
 
-/// A message, in the buffer that it was received into. Dropping it gives that back to its [`Receiver`].
+/// A message, in the buffer that it was received into. Dropping it gives that back to its [`Receiver`]
+/// or [`SharedReceiver`](super::SharedReceiver).
 #[derive(Debug)]
 pub struct Message {
     received: Received<Buffer>,
 }
 
 impl Message {
+    pub(super) fn new(received: Received<Buffer>) -> Self {
+        Self { received }
+    }
+
     /// The 32 bits that were sent along, if any.
     pub fn immediate(&self) -> Option<u32> {
         self.received.immediate

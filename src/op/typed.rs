@@ -4,19 +4,93 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::memory::{Landed, Operand};
+use crate::memory::{AnyBuffer, Landed, Operand};
 use crate::op::OpError;
 use crate::op::core::{Finished, Op};
+use crate::op::role::Role;
+
+/// What carries an operation out, whatever its buffer is: [`Op`] on a connection.
+pub(crate) trait Engine {
+    fn operation(&self) -> &'static str;
+
+    fn role(&self) -> Role;
+
+    /// The buffer of an operation that is not posted yet, and can be.
+    fn unposted(&mut self) -> Option<&mut AnyBuffer>;
+
+    /// Ends an operation that is not posted, and never will be.
+    fn refuse(&mut self, error: Error) -> OpError<AnyBuffer>;
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished>;
+
+    /// Posts now, without waiting for a slot.
+    fn try_post(&mut self) -> Result<(), Error>;
+
+    fn is_posted(&self) -> bool;
+
+    /// Whether a posted operation's result is there to be taken. Leaves the waker behind if not, and does not look.
+    fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()>;
+
+    /// Its time is up. It may have finished at the last moment; the buffer comes back unless the device has it.
+    fn expire(&mut self, after: Duration) -> Finished;
+}
+
+impl Engine for Op {
+    #[inline]
+    fn operation(&self) -> &'static str {
+        Op::operation(self)
+    }
+
+    #[inline]
+    fn role(&self) -> Role {
+        Op::role(self)
+    }
+
+    #[inline]
+    fn unposted(&mut self) -> Option<&mut AnyBuffer> {
+        Op::unposted(self)
+    }
+
+    #[inline]
+    fn refuse(&mut self, error: Error) -> OpError<AnyBuffer> {
+        Op::refuse(self, error)
+    }
+
+    #[inline]
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished> {
+        Op::poll(self, cx)
+    }
+
+    #[inline]
+    fn try_post(&mut self) -> Result<(), Error> {
+        Op::try_post(self)
+    }
+
+    #[inline]
+    fn is_posted(&self) -> bool {
+        Op::is_posted(self)
+    }
+
+    #[inline]
+    fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
+        Op::poll_ended(self, cx)
+    }
+
+    #[inline]
+    fn expire(&mut self, after: Duration) -> Finished {
+        Op::expire(self, after)
+    }
+}
 
 /// An operation with its buffer's type.
 #[derive(Debug)]
-pub(super) struct Typed<B: Operand> {
-    op: Op,
+pub(super) struct Typed<B: Operand, O = Op> {
+    op: O,
     landing: B::Landing,
 }
 
-impl<B: Operand> Typed<B> {
-    pub(super) fn new(op: Op) -> Self {
+impl<B: Operand, O: Engine> Typed<B, O> {
+    pub(super) fn new(op: O) -> Self {
         Self { op, landing: B::Landing::default() }
     }
 
@@ -101,15 +175,18 @@ impl<B: Operand> Typed<B> {
 }
 
 /// A slot gives back the very buffer that was put in, so this does not happen; if it did, it would be an error and no panic.
-fn wrong_type(op: &Op) -> Error {
+fn wrong_type(op: &impl Engine) -> Error {
     Error::Invalid { operation: op.operation(), reason: "the buffer came back as another type".to_owned() }
 }
 
 /// The methods that every operation's future has.
 macro_rules! common_methods {
     ($future:ident < $b:ident : $bound:path >) => {
+        crate::op::typed::common_methods!($future<$b: $bound>, crate::op::core::Op);
+    };
+    ($future:ident < $b:ident : $bound:path >, $engine:ty) => {
         impl<$b: $bound> $future<$b> {
-            pub(crate) fn new(op: crate::op::core::Op) -> Self {
+            pub(crate) fn new(op: $engine) -> Self {
                 Self { op: crate::op::typed::Typed::new(op) }
             }
 

@@ -4,7 +4,10 @@
 //! A provider moves bytes between [`Segment`]s and reports [`WorkCompletion`]s; it knows nothing of futures, wakers or buffers.
 
 pub(crate) mod soft;
+mod srq;
 pub(crate) mod verbs;
+
+pub(crate) use self::srq::{Roster, Seat, Srq, next_connection_id};
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -99,11 +102,21 @@ pub struct WorkCompletion {
     pub byte_len: u32,
     pub imm: Option<u32>,
     pub vendor_error: u32,
+    /// Number of the queue pair; of a receive of a shared queue, once that has seen it, the connection's id.
+    pub source: u32,
 }
 
 impl Default for WorkCompletion {
     fn default() -> Self {
-        Self { wr_id: 0, status: WcStatus::Success, opcode: Opcode::Request, byte_len: 0, imm: None, vendor_error: 0 }
+        Self {
+            wr_id: 0,
+            status: WcStatus::Success,
+            opcode: Opcode::Request,
+            byte_len: 0,
+            imm: None,
+            vendor_error: 0,
+            source: 0,
+        }
     }
 }
 
@@ -124,9 +137,10 @@ pub(crate) enum PostErrorKind {
 }
 
 /// How completions are waited for; it also tells the soft device's engine how patient to be.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct QpConfig {
     pub send_depth: u32,
+    /// 0 with a shared receive queue, and only then.
     pub receive_depth: u32,
     pub max_send_sge: u32,
     pub max_receive_sge: u32,
@@ -144,6 +158,8 @@ pub(crate) struct QpConfig {
     pub path_mtu: u32,
     /// No memory is within the peer's reach until [`Qp::admit`].
     pub guarded: bool,
+    /// Where its receives come from, instead of a queue of its own.
+    pub srq: Option<Srq>,
 }
 
 /// What connection setup agreed on.
@@ -221,6 +237,12 @@ pub struct DeviceLimits {
     pub max_rd_atomic: u8,
     /// Deepest completion queue (`max_cqe`).
     pub max_cq_depth: u32,
+    /// Most shared receive queues (`max_srq`); 0 where there are none.
+    pub max_srq: u32,
+    /// Deepest shared receive queue, in receives (`max_srq_wr`).
+    pub max_srq_depth: u32,
+    /// Most scatter/gather entries of a receive in one (`max_srq_sge`).
+    pub max_srq_sge: u32,
 }
 
 /// Counters that only the provider can keep.
@@ -637,6 +659,11 @@ impl Qp {
 
     pub(crate) fn counters(&self) -> QpCounters {
         either!(self, inner => inner.counters())
+    }
+
+    /// Its place among the queue pairs of its shared receive queue, which is the caller's from now on.
+    pub(crate) fn take_seat(&self) -> Option<Seat> {
+        either!(self, inner => inner.take_seat())
     }
 }
 

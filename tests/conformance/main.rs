@@ -152,6 +152,7 @@ mod rnr;
 mod runtimes;
 mod scale;
 mod shutdown;
+mod srq;
 mod stream_ends;
 mod streams;
 mod timeouts;

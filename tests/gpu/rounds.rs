@@ -2,7 +2,7 @@
 
 use tokio::join;
 use tokio_rdma::gpu::GpuPath;
-use tokio_rdma::{Access, Buffer};
+use tokio_rdma::{Access, Buffer, Connection, Listener, SharedReceiveQueue};
 
 use crate::common::rig::contents;
 use crate::common::{End, Rig};
@@ -10,6 +10,7 @@ use crate::gpu::{Gpu, fake, host_mismatches, pattern};
 
 gpu_cases!(
     sent_and_received,
+    received_from_a_shared_queue,
     sent_by_the_host_and_received_by_the_gpu,
     sent_by_the_gpu_and_received_by_the_host,
     written,
@@ -47,6 +48,30 @@ async fn sent_and_received(rig: Rig) {
             assert_eq!(gpu.mismatches(&received.buffer, len, seed), 0, "{len} bytes");
             assert_eq!(gpu.contents(&received.buffer)[len..], [0, 0, 0], "nothing behind the message is touched");
             assert_eq!(gpu.mismatches(&sent.unwrap(), len, seed), 0);
+        }
+    }
+}
+
+async fn received_from_a_shared_queue(rig: Rig) {
+    let (gpu, domain) = (Gpu::open(), rig.domain());
+    let srq = SharedReceiveQueue::new(&domain, 4).unwrap();
+    let listener = Listener::builder(&domain).srq(&srq).bind(rig.address()).await.unwrap();
+    let theirs = rig.domain();
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let (client, server) = join!(Connection::connect(&theirs, listener.local_address()), listener.accept());
+        ends.push((End::new(&theirs, client.unwrap()), server.unwrap()));
+    }
+    for len in lengths() {
+        for (client, server) in &ends {
+            let seed = 5 * len as u64;
+            let mut receive = srq.receive(gpu.alloc(&domain, len + 3));
+            receive.try_post().unwrap();
+            client.send(gpu.filled(&theirs, len, seed)).await.unwrap();
+            let (from, received) = receive.await.unwrap();
+            assert_eq!((from, received.len), (server.id(), len));
+            assert_eq!(gpu.mismatches(&received.buffer, len, seed), 0, "{len} bytes");
+            assert_eq!(gpu.contents(&received.buffer)[len..], [0, 0, 0], "nothing behind the message is touched");
         }
     }
 }

@@ -23,7 +23,7 @@ const OUT: &str = "src/provider/verbs/sys";
 const VERBS: &str = "ibv_get_device_list ibv_free_device_list ibv_get_device_name ibv_open_device ibv_close_device \
     ibv_get_async_event ibv_ack_async_event ibv_query_device ibv_query_port ibv_query_gid ibv_alloc_pd ibv_dealloc_pd \
     ibv_reg_mr ibv_dereg_mr ibv_create_comp_channel ibv_destroy_comp_channel ibv_create_cq ibv_resize_cq ibv_destroy_cq \
-    ibv_get_cq_event ibv_ack_cq_events ibv_create_qp ibv_modify_qp ibv_destroy_qp ibv_event_type_str";
+    ibv_get_cq_event ibv_ack_cq_events ibv_create_srq ibv_destroy_srq ibv_create_qp ibv_modify_qp ibv_destroy_qp ibv_event_type_str";
 /// The first came with rdma-core 32, the second with 34.
 const VERBS_OPTIONAL: &str = "_ibv_query_gid_ex ibv_reg_dmabuf_mr";
 

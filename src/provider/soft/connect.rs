@@ -16,7 +16,7 @@ use super::rendezvous::Rendezvous;
 use super::shm::{self, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
-use crate::provider::{PRIVATE_DATA, PeerInfo, QpConfig};
+use crate::provider::{PRIVATE_DATA, PeerInfo, QpConfig, Srq};
 
 /// A listening socket.
 #[derive(Debug)]
@@ -105,6 +105,10 @@ impl<'a> Parts<'a> {
     ) -> Result<Self> {
         if !pd.belongs_to(ctx) || !cq.belongs_to(ctx) {
             let reason = "the protection domain or completion queue is of another device".into();
+            return Err(Error::Invalid { operation, reason });
+        }
+        if !config.srq.as_ref().is_none_or(|srq| matches!(srq, Srq::Soft(srq) if srq.belongs_to(ctx))) {
+            let reason = "the shared receive queue is of another device".into();
             return Err(Error::Invalid { operation, reason });
         }
         ctx.check_config(operation, config)?;

@@ -8,6 +8,7 @@ use super::engine::Control;
 use super::faults::{FaultState, Faults};
 use super::keys::{Device, Key, KeyTable, Use};
 use super::shm::LinkPolicy;
+use super::srq::Srq;
 use crate::error::{Error, Result};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
@@ -78,6 +79,9 @@ pub fn default_limits() -> DeviceLimits {
         max_inline: 256,
         max_rd_atomic: 128,
         max_cq_depth: 1 << 22,
+        max_srq: 1 << 16,
+        max_srq_depth: 1 << 16,
+        max_srq_sge: 32,
     }
 }
 
@@ -121,6 +125,10 @@ impl Context {
 
     pub(crate) fn alloc_pd(&self) -> Result<Pd> {
         Ok(Pd { ctx: Arc::clone(&self.shared), id: self.shared.next_id() })
+    }
+
+    pub(crate) fn create_srq(&self, pd: &Pd, depth: u32, max_sge: u32) -> Result<Srq> {
+        Srq::create(&self.shared, pd, depth, max_sge)
     }
 
     pub(crate) fn create_cq(&self, depth: u32) -> Result<Cq> {

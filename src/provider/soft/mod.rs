@@ -15,6 +15,7 @@
 //! | `keys` | which key names which memory; revocation |
 //! | `cq` | completion queues; polling makes progress |
 //! | `qp` | queue pairs: `post`, `tx` (send queue, responses), `rx` (parser), `queue` (rings) |
+//! | `srq` | receive queues of several queue pairs |
 //! | `qp/tx` | `framing`, `writing`, and `lifting`: payload out of a device's memory |
 //! | `qp/rx` | `responder`, `landing`: payload into a device's memory, and `carrying`: out of the memory of a peer in this process |
 //! | `wire` | the frames |
@@ -36,6 +37,7 @@ mod near;
 mod qp;
 mod rendezvous;
 mod shm;
+mod srq;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -48,3 +50,4 @@ pub use self::faults::{Faults, HandshakeStep};
 pub(crate) use self::qp::Qp;
 pub(crate) use self::rendezvous::Rendezvous;
 pub use self::shm::LinkPolicy;
+pub(crate) use self::srq::Srq;

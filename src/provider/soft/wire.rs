@@ -1,8 +1,8 @@
 //! The frames on the link: a fixed header of 40 bytes, little-endian, then the payload.
 //!
 //! Every frame carries the cumulative acknowledgement of the opposite direction (`ack`: all requests with a smaller
-//! message sequence number are done) and `limit` (receives posted by the sender of this frame since the beginning),
-//! so acknowledgements and credits ride on whatever is sent.
+//! message sequence number are done) and `limit` (receives posted by the sender of this frame since the beginning;
+//! with a shared queue, those that its messages have used, or will find), so acknowledgements and credits ride on whatever is sent.
 
 use crate::error::WcStatus;
 use crate::memory::device::BOUNCE;

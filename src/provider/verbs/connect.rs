@@ -222,7 +222,7 @@ fn parameters(config: &QpConfig, pair: &Qp, responder: u8, initiator: u8, data: 
         flow_control: 1,
         retry_count: config.retry_count,
         rnr_retry_count: config.rnr_retry,
-        srq: 0,
+        srq: config.srq.is_some().into(),
         qp_num: pair.number(),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::cm::EventChannel;
@@ -16,6 +16,10 @@ use super::{hints, sys};
 use crate::error::{CloseReason, Error, Result, WcStatus};
 use crate::provider::{DeviceLimits, Link};
 use crate::sync::Mutex;
+
+/// So often it is waited for in vain that a queue pair has no more receives of a shared queue: Soft-RoCE of
+/// Linux 6.1 does not tell, and others may not of a queue pair that was never connected.
+const UNTOLD: u32 = 2;
 
 /// A device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +108,8 @@ pub(super) struct OpenDevice {
     verbs: &'static sys::Verbs,
     port_is_down: AtomicBool,
     is_gone: AtomicBool,
+    /// How often in a row it was waited for in vain that a queue pair had no more receives of a shared queue.
+    untold: AtomicU32,
     pub(super) port: u8,
     pub(super) port_attr: sys::ibv_port_attr,
     attr: sys::ibv_device_attr,
@@ -201,6 +207,7 @@ impl OpenDevice {
             verbs,
             port_is_down: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
+            untold: AtomicU32::new(0),
             port: 1,
             port_attr,
             attr,
@@ -241,6 +248,9 @@ impl OpenDevice {
             max_inline: self.probe_inline(name)?,
             max_rd_atomic: count(attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom)).min(255) as u8,
             max_cq_depth: count(attr.max_cqe),
+            max_srq: attr.max_srq.max(0) as u32,
+            max_srq_depth: attr.max_srq_wr.max(0) as u32,
+            max_srq_sge: attr.max_srq_sge.max(0) as u32,
         })
     }
 
@@ -346,6 +356,16 @@ impl OpenDevice {
 
     pub(super) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Whether it is worth waiting for the event that a queue pair has no more receives of a shared queue.
+    pub(super) fn tells_of_last_receives(&self) -> bool {
+        self.untold.load(Ordering::Relaxed) < UNTOLD && !self.is_gone()
+    }
+
+    pub(super) fn told_of_last_receive(&self, told: bool) {
+        let untold = if told { 0 } else { self.untold.load(Ordering::Relaxed).saturating_add(1) };
+        self.untold.store(untold, Ordering::Relaxed);
     }
 
     pub(super) fn pair(&self, number: u32) -> Option<Arc<PairState>> {

@@ -107,8 +107,10 @@ impl OpenDevice {
         match what {
             What::Pair(number, reason) => {
                 tracing::debug!(qp = number, event = text, "queue pair event");
-                if let (Some(pair), Some(reason)) = (self.pair(number), reason) {
-                    pair.fail_and_tell(reason);
+                match (self.pair(number), reason) {
+                    (Some(pair), Some(reason)) => pair.fail_and_tell(reason),
+                    (Some(pair), None) if kind == sys::IBV_EVENT_QP_LAST_WQE_REACHED => pair.received_last(),
+                    _ => {}
                 }
             }
             What::Device(reason) => {

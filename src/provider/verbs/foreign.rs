@@ -42,7 +42,7 @@ impl Context {
         let pair = Qp::create(pd, cq, config)?;
         pair.initialise(device, config)?;
         tracing::debug!(qp = pair.number(), %gid, "a queue pair for a foreign peer");
-        Ok(ForeignPair { pair, config: *config, gid, device: self.clone() })
+        Ok(ForeignPair { pair, config: config.clone(), gid, device: self.clone() })
     }
 }
 

@@ -33,17 +33,46 @@ pub(super) struct SendQueue {
     list: List<sys::ibv_send_wr>,
 }
 
-/// The receive queue; as [`SendQueue`].
-#[derive(Debug)]
-pub(super) struct ReceiveQueue {
-    pair: Option<NonNull<sys::ibv_qp>>,
+/// The receive queue of a queue pair, or one that several share; as [`SendQueue`].
+pub(super) struct ReceiveQueue<T: Receives = sys::ibv_qp> {
+    owner: Option<NonNull<T>>,
     list: List<sys::ibv_recv_wr>,
+}
+
+impl<T: Receives> std::fmt::Debug for ReceiveQueue<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReceiveQueue").field("open", &self.owner.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// What receives are posted to.
+pub(super) trait Receives {
+    /// # Safety
+    ///
+    /// As for `ibv_post_recv`.
+    unsafe fn post(this: *mut Self, wr: *mut sys::ibv_recv_wr, bad: *mut *mut sys::ibv_recv_wr) -> i32;
+}
+
+impl Receives for sys::ibv_qp {
+    #[inline]
+    unsafe fn post(this: *mut Self, wr: *mut sys::ibv_recv_wr, bad: *mut *mut sys::ibv_recv_wr) -> i32 {
+        // SAFETY: the caller's promise.
+        unsafe { sys::ibv_post_recv(this, wr, bad) }
+    }
+}
+
+impl Receives for sys::ibv_srq {
+    #[inline]
+    unsafe fn post(this: *mut Self, wr: *mut sys::ibv_recv_wr, bad: *mut *mut sys::ibv_recv_wr) -> i32 {
+        // SAFETY: the caller's promise.
+        unsafe { sys::ibv_post_srq_recv(this, wr, bad) }
+    }
 }
 
 // SAFETY: the pointers are the verbs', which may be called from any thread; those in the lists mean something only during a call.
 unsafe impl Send for SendQueue {}
 // SAFETY: as above.
-unsafe impl Send for ReceiveQueue {}
+unsafe impl<T: Receives> Send for ReceiveQueue<T> {}
 
 /// Work requests and their scatter/gather entries. Kept between posts, so that these do not allocate.
 struct List<W> {
@@ -146,17 +175,22 @@ impl SendQueue {
     }
 }
 
-impl ReceiveQueue {
-    pub(super) fn new(pair: NonNull<sys::ibv_qp>, longest: u32) -> Self {
-        Self { pair: Some(pair), list: List::new(1, longest) }
+impl<T: Receives> ReceiveQueue<T> {
+    pub(super) fn new(owner: NonNull<T>, longest: u32) -> Self {
+        Self { owner: Some(owner), list: List::new(1, longest) }
+    }
+
+    /// What is posted to, unless it was closed.
+    pub(super) fn owner(&self) -> Option<NonNull<T>> {
+        self.owner
     }
 
     pub(super) fn close(&mut self) {
-        self.pair = None;
+        self.owner = None;
     }
 
     pub(super) fn post(&mut self, requests: &[ReceiveRequest]) -> Result<(), PostError> {
-        let Some(pair) = self.pair else { return Err(PostError::closed(CloseReason::Local)) };
+        let Some(owner) = self.owner else { return Err(PostError::closed(CloseReason::Local)) };
         let mut bad = ptr::null_mut();
         match requests {
             [] => Ok(()),
@@ -165,13 +199,13 @@ impl ReceiveQueue {
                 let mut wr = translate_receive(request);
                 wr.link(ptr::null_mut(), entries.first(), request.sges.len() as i32);
                 // SAFETY: as for sending.
-                let returned = unsafe { sys::ibv_post_recv(pair.as_ptr(), &raw mut wr, &raw mut bad) };
+                let returned = unsafe { T::post(owner.as_ptr(), &raw mut wr, &raw mut bad) };
                 posted(returned, || 0)
             }
             _ => {
                 let first = self.list.build(requests, |request| &request.sges, translate_receive);
                 // SAFETY: as for sending.
-                let returned = unsafe { sys::ibv_post_recv(pair.as_ptr(), first, &raw mut bad) };
+                let returned = unsafe { T::post(owner.as_ptr(), first, &raw mut bad) };
                 posted(returned, || self.list.accepted(bad))
             }
         }

@@ -278,6 +278,7 @@ fn translate(completion: &sys::ibv_wc, status: WcStatus) -> WorkCompletion {
         // SAFETY: both members of the union are 32-bit integers.
         imm: immediate.then(|| u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data })),
         vendor_error: completion.vendor_err,
+        source: completion.qp_num,
     }
 }
 

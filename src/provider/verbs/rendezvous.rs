@@ -144,6 +144,13 @@ impl Context {
         local: &Address,
         private_data: &[u8],
     ) -> Result<Rendezvous> {
+        if config.srq.is_some() {
+            return Err(Error::Unsupported {
+                operation: "an endpoint with a shared receive queue",
+                device: self.name().to_owned(),
+                hint: "its first message needs a receive of its own; connect by address",
+            });
+        }
         let device = self.inner().device();
         let addresses = super::connect::resolve(local, "endpoint").await?;
         let local: Option<IpAddr> = addresses.first().map(|address| address.ip());
@@ -163,7 +170,7 @@ impl Context {
             private_data: private_data.to_vec(),
         };
         let bytes = endpoint.encode();
-        Ok(Rendezvous { pair, config: *config, gid, endpoint, bytes, pd: pd.clone(), device: self.clone() })
+        Ok(Rendezvous { pair, config: config.clone(), gid, endpoint, bytes, pd: pd.clone(), device: self.clone() })
     }
 }
 

@@ -5,15 +5,18 @@
 mod post;
 mod queue;
 mod rx;
+mod share;
 mod tx;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use self::queue::{ReceiveQueue, Ring};
+pub(super) use self::post::{covered, invalid};
+use self::queue::ReceiveQueue;
+pub(super) use self::queue::{ReceiveEntry, Ring, total};
 pub(super) use self::rx::Driven;
 use self::rx::{Rx, Stop};
 use self::tx::Tx;
@@ -22,10 +25,13 @@ use super::cq::CqShared;
 use super::keys::Key;
 use super::near::Near;
 use super::shm::{self, Wire};
+use super::srq::SrqShared;
 use super::wire::{Header, Kind, extend};
 use crate::error::{CloseReason, Result, WcStatus};
 use crate::memory::dma::{Gather, Scatter};
-use crate::provider::{Opcode, PostError, QpConfig, QpCounters, ReceiveRequest, SendRequest, WorkCompletion};
+use crate::provider::{
+    Opcode, PostError, QpConfig, QpCounters, ReceiveRequest, Seat, SendRequest, Srq, WorkCompletion,
+};
 use crate::sync::Mutex;
 
 /// `rnr_retry` and `retry_count` are 3 bits; this value of `rnr_retry` means "without limit".
@@ -52,6 +58,7 @@ pub(super) struct Way {
 #[derive(Debug)]
 pub(crate) struct Qp {
     shared: Arc<QpShared>,
+    seat: Mutex<Option<Seat>>,
 }
 
 pub(super) struct QpShared {
@@ -70,6 +77,11 @@ pub(super) struct QpShared {
     rx: Mutex<Rx>,
     tx: Mutex<Tx>,
     rq: Mutex<ReceiveQueue>,
+    /// Where its receives come from, if not from a queue of its own.
+    srq: Option<Arc<SrqShared>>,
+    /// It waits there for one.
+    pub(super) in_line: AtomicBool,
+    me: Weak<QpShared>,
     /// It is on its completion queue's list of those to be driven again.
     pub(super) postponed: AtomicBool,
     /// Somebody wanted to drive while somebody else did.
@@ -159,11 +171,21 @@ impl Qp {
         Way { socket, wire, near }: Way,
         token: u64,
     ) -> Result<Self> {
-        let rq = ReceiveQueue { ring: Ring::new(config.receive_depth as usize), closed: false };
+        let srq = match &config.srq {
+            Some(Srq::Soft(srq)) => Some(Arc::clone(srq.shared())),
+            _ => None,
+        };
+        // Entered before anything can come in.
+        let seat = config.srq.as_ref().map(|srq| srq.roster().seat(token as u32));
+        let receives = if srq.is_some() { 1 } else { config.receive_depth as usize };
+        let rq = ReceiveQueue { ring: Ring::new(receives), closed: false };
         let socket = Arc::new(socket);
         let wire = wire.map(|wire| Arc::new(wire.with_socket(&socket)));
         let cut_after = ctx.faults.as_ref().and_then(|faults| faults.cut_after());
-        let shared = Arc::new(QpShared {
+        let shared = Arc::new_cyclic(|me| QpShared {
+            me: Weak::clone(me),
+            srq,
+            in_line: AtomicBool::new(false),
             ctx: Arc::clone(ctx),
             cq: Arc::clone(cq),
             socket,
@@ -173,7 +195,7 @@ impl Qp {
             token,
             pd,
             guarded: AtomicBool::new(config.guarded),
-            config: *config,
+            config: config.clone(),
             agreed,
             rx: Mutex::new(Rx::new()),
             tx: Mutex::new(Tx::new(config.send_depth as usize, cut_after)),
@@ -197,9 +219,19 @@ impl Qp {
             carried: Bytes::default(),
             watch: Mutex::new(Watch { sign: 0, starved: false, since: Instant::now(), poked: Instant::now() }),
         });
-        cq.link(&shared)?;
+        if let Some(srq) = &shared.srq {
+            srq.attach();
+        }
+        if let Err(error) = cq.link(&shared) {
+            shared.srq.iter().for_each(|srq| srq.detach());
+            return Err(error);
+        }
         ctx.stats.queue_pairs.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { shared })
+        Ok(Self { shared, seat: Mutex::new(seat) })
+    }
+
+    pub(crate) fn take_seat(&self) -> Option<Seat> {
+        self.seat.lock().take()
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -403,7 +435,8 @@ impl QpShared {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    fn complete(&self, completion: WorkCompletion) {
+    fn complete(&self, mut completion: WorkCompletion) {
+        completion.source = self.token as u32;
         if !self.cq.push(self.token, completion) {
             self.overrun.store(true, Ordering::SeqCst);
             self.doomed.store(true, Ordering::SeqCst);
@@ -579,11 +612,21 @@ impl QpShared {
         let mut rq = self.rq.lock();
         rq.closed = true;
         while let Some(entry) = rq.ring.pop() {
+            if let Some(srq) = &self.srq {
+                let mut unused = std::mem::take(entry);
+                drop(rq);
+                self.give_back(srq, &mut unused);
+                rq = self.rq.lock();
+                continue;
+            }
             let status = entry.poison.unwrap_or(WcStatus::Flushed);
             entry.device = None;
             self.complete(flushed(entry.wr_id, status));
         }
         drop(rq);
+        if let Some(srq) = &self.srq {
+            srq.detach();
+        }
         self.tx_blocked.store(false, Ordering::SeqCst);
         self.cq.unlink(self);
         if lost {

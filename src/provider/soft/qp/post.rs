@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::super::context::Shared;
 use super::super::keys::Device;
 use super::QpShared;
 use super::queue::total;
@@ -45,7 +46,7 @@ impl QpShared {
         if request.inline && length > u64::from(self.config.max_inline) {
             return Err(invalid("more inline bytes than the queue pair was made for"));
         }
-        let covered = self.covered(&request.sges)?;
+        let covered = covered(&self.ctx, self.pd, &request.sges)?;
         let poison = self.check_request(request, length, covered.is_some());
         let device = covered.flatten();
         if request.inline && device.is_some() {
@@ -89,37 +90,6 @@ impl QpShared {
         (reads && self.agreed.reads_started == 0).then_some(WcStatus::LocalQpOperation)
     }
 
-    /// Whose memory a list names; `None` when a key does not cover its entry.
-    ///
-    /// A list over the memory of several is refused: each of its keys is good, so no completion's status would tell the truth,
-    /// and like a list that is too long it is a request that this device does not carry out.
-    #[inline]
-    fn covered(&self, sges: &[Sge]) -> Result<Option<Device>, PostErrorKind> {
-        let (mut host, mut device) = (false, false);
-        for sge in sges.iter().filter(|sge| sge.segment.len() > 0) {
-            let Some(kind) = self.ctx.keys.check_local(sge.lkey, self.pd, &sge.segment) else { return Ok(None) };
-            device |= kind;
-            host |= !kind;
-        }
-        if device { self.device_of(sges, host) } else { Ok(Some(None)) }
-    }
-
-    #[inline(never)]
-    fn device_of(&self, sges: &[Sge], host: bool) -> Result<Option<Device>, PostErrorKind> {
-        if host {
-            return Err(invalid("one list over the memory of the host and of a device"));
-        }
-        let mut all = None;
-        for sge in sges.iter().filter(|sge| sge.segment.len() > 0) {
-            let Some(own) = self.ctx.keys.device(sge.lkey) else { return Ok(None) };
-            if all.as_ref().is_some_and(|other| !Arc::ptr_eq(other, &own)) {
-                return Err(invalid("one list over the memory of two devices"));
-            }
-            all = Some(own);
-        }
-        Ok(Some(all))
-    }
-
     pub(super) fn post_receive(self: &Arc<Self>, requests: &[ReceiveRequest]) -> Result<(), PostError> {
         let mut result = Ok(());
         let mut posted = 0;
@@ -132,7 +102,7 @@ impl QpShared {
             } else if request.sges.len() > self.config.max_receive_sge as usize {
                 Some(invalid("more scatter/gather entries than the queue pair was made for"))
             } else {
-                self.covered(&request.sges).map(|device| covered = device).err()
+                super::covered(&self.ctx, self.pd, &request.sges).map(|device| covered = device).err()
             };
             let entry = match refusal {
                 Some(kind) => Err(kind),
@@ -166,7 +136,7 @@ impl QpShared {
     }
 
     /// The peer holds requests back until it hears of receives.
-    fn announce_receives(self: &Arc<Self>) {
+    pub(in super::super) fn announce_receives(self: &Arc<Self>) {
         let mut tx = self.tx.lock();
         if self.closed.get().is_none() {
             tx.flush(self, true);
@@ -177,6 +147,37 @@ impl QpShared {
     }
 }
 
-fn invalid(why: &'static str) -> PostErrorKind {
+/// Whose memory a list names; `None` when a key does not cover its entry.
+///
+/// A list over the memory of several is refused: each of its keys is good, so no completion's status would tell the truth,
+/// and like a list that is too long it is a request that this device does not carry out.
+#[inline]
+pub(in super::super) fn covered(ctx: &Shared, pd: u64, sges: &[Sge]) -> Result<Option<Device>, PostErrorKind> {
+    let (mut host, mut device) = (false, false);
+    for sge in sges.iter().filter(|sge| sge.segment.len() > 0) {
+        let Some(kind) = ctx.keys.check_local(sge.lkey, pd, &sge.segment) else { return Ok(None) };
+        device |= kind;
+        host |= !kind;
+    }
+    if device { device_of(ctx, sges, host) } else { Ok(Some(None)) }
+}
+
+#[inline(never)]
+fn device_of(ctx: &Shared, sges: &[Sge], host: bool) -> Result<Option<Device>, PostErrorKind> {
+    if host {
+        return Err(invalid("one list over the memory of the host and of a device"));
+    }
+    let mut all = None;
+    for sge in sges.iter().filter(|sge| sge.segment.len() > 0) {
+        let Some(own) = ctx.keys.device(sge.lkey) else { return Ok(None) };
+        if all.as_ref().is_some_and(|other| !Arc::ptr_eq(other, &own)) {
+            return Err(invalid("one list over the memory of two devices"));
+        }
+        all = Some(own);
+    }
+    Ok(Some(all))
+}
+
+pub(in super::super) fn invalid(why: &'static str) -> PostErrorKind {
     PostErrorKind::System(io::Error::new(io::ErrorKind::InvalidInput, why))
 }

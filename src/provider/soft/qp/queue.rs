@@ -6,14 +6,14 @@ use crate::memory::dma::Segment;
 use crate::provider::{Sge, SgeList, WrOp};
 
 /// A first-in first-out ring of reused entries.
-pub(super) struct Ring<T> {
+pub(in super::super) struct Ring<T> {
     slots: Box<[T]>,
     head: usize,
     len: usize,
 }
 
 impl<T: Default> Ring<T> {
-    pub(super) fn new(depth: usize) -> Self {
+    pub(in super::super) fn new(depth: usize) -> Self {
         Self { slots: (0..depth).map(|_| T::default()).collect(), head: 0, len: 0 }
     }
 
@@ -31,7 +31,7 @@ impl<T: Default> Ring<T> {
     }
 
     /// The next free entry, still with the values of its last use; `None` when full.
-    pub(super) fn push(&mut self) -> Option<&mut T> {
+    pub(in super::super) fn push(&mut self) -> Option<&mut T> {
         if self.is_full() {
             return None;
         }
@@ -40,11 +40,21 @@ impl<T: Default> Ring<T> {
         Some(&mut self.slots[slot])
     }
 
+    /// The same in front of the oldest.
+    pub(in super::super) fn push_front(&mut self) -> Option<&mut T> {
+        if self.is_full() {
+            return None;
+        }
+        self.head = self.head.checked_sub(1).unwrap_or(self.slots.len() - 1);
+        self.len += 1;
+        Some(&mut self.slots[self.head])
+    }
+
     pub(super) fn get(&self, index: usize) -> Option<&T> {
         (index < self.len).then(|| &self.slots[self.slot(index)])
     }
 
-    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+    pub(in super::super) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
         if index >= self.len {
             return None;
         }
@@ -53,7 +63,7 @@ impl<T: Default> Ring<T> {
     }
 
     /// Takes the oldest entry out; its values stay readable until it is reused.
-    pub(super) fn pop(&mut self) -> Option<&mut T> {
+    pub(in super::super) fn pop(&mut self) -> Option<&mut T> {
         if self.len == 0 {
             return None;
         }
@@ -109,7 +119,7 @@ impl SendEntry {
 
 /// A posted receive.
 #[derive(Default)]
-pub(super) struct ReceiveEntry {
+pub(in super::super) struct ReceiveEntry {
     pub wr_id: u64,
     pub sges: SgeList,
     pub device: Device,
@@ -117,6 +127,7 @@ pub(super) struct ReceiveEntry {
     pub poison: Option<WcStatus>,
 }
 
+/// With a shared receive queue, what that has set aside for this queue pair: one at most.
 pub(super) struct ReceiveQueue {
     pub ring: Ring<ReceiveEntry>,
     pub closed: bool,
@@ -134,7 +145,7 @@ impl ReceiveQueue {
     }
 }
 
-pub(super) fn total(sges: &[Sge]) -> u64 {
+pub(in super::super) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| s.segment.len() as u64).fold(0, u64::saturating_add)
 }
 
@@ -197,7 +208,14 @@ mod tests {
             assert_eq!(ring.pop().map(|v| *v), Some(round + 100));
             assert!(ring.pop().is_none());
         }
+        for round in 0..10 {
+            *ring.push().unwrap() = round;
+            *ring.push_front().unwrap() = round + 100;
+            *ring.push_front().unwrap() = round + 200;
+            assert!(ring.push_front().is_none() && ring.push().is_none());
+            assert_eq!([(); 3].map(|()| ring.pop().map(|v| *v)), [200, 100, 0].map(|v| Some(round + v)));
+        }
         let mut none = Ring::<u32>::new(0);
-        assert!(none.push().is_none() && none.pop().is_none() && none.get(0).is_none());
+        assert!(none.push().is_none() && none.push_front().is_none() && none.pop().is_none() && none.get(0).is_none());
     }
 }

@@ -42,6 +42,7 @@ fn config() -> QpConfig {
         max_rd_atomic: 16,
         path_mtu: 4096,
         guarded: false,
+        srq: None,
     }
 }
 

@@ -159,7 +159,7 @@ fn unsignaled_requests_are_silent() {
 #[test]
 fn reads_beyond_the_window_wait() {
     let config = QpConfig { max_rd_atomic: 2, ..config() };
-    let (a, b) = Options { configs: [config; 2], ..Options::default() }.connect();
+    let (a, b) = Options { configs: [config.clone(), config], ..Options::default() }.connect();
     let exposed = Memory::pattern(&b, 64, 1);
     let grant = exposed.grant(&b, Access::all());
     let local = Memory::new(&a, 64 * 100);

@@ -62,6 +62,8 @@ library! {
     fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq,
         cq_context: *mut *mut libc::c_void) -> libc::c_int;
     fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: libc::c_uint);
+    fn ibv_create_srq(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> libc::c_int;
     fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: libc::c_int) -> libc::c_int;
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> libc::c_int;

@@ -67,6 +67,25 @@ pub(crate) unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr
     }
 }
 
+/// `ibv_post_srq_recv` in `<infiniband/verbs.h>`.
+///
+/// # Safety
+///
+/// As for [`ibv_post_send`], with a live shared receive queue.
+pub(crate) unsafe fn ibv_post_srq_recv(
+    srq: *mut ibv_srq,
+    recv_wr: *mut ibv_recv_wr,
+    bad_recv_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as for `ibv_post_send`.
+    unsafe {
+        match (*(*srq).context).ops.post_srq_recv {
+            Some(post_srq_recv) => post_srq_recv(srq, recv_wr, bad_recv_wr),
+            None => refuse(recv_wr, bad_recv_wr),
+        }
+    }
+}
+
 /// What a provider without the operation does: takes none of the list.
 ///
 /// # Safety

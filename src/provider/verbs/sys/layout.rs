@@ -63,6 +63,8 @@ layouts! {
     ibv_global_route: 24, 8 { dgid: 0, flow_label: 16, sgid_index: 20, hop_limit: 21, traffic_class: 22, }
     ibv_ah_attr: 32, 8 { grh: 0, dlid: 24, sl: 26, src_path_bits: 27, static_rate: 28, is_global: 29, port_num: 30,
         }
+    ibv_srq_attr: 12, 4 { max_wr: 0, max_sge: 4, srq_limit: 8, }
+    ibv_srq_init_attr: 24, 8 { srq_context: 0, attr: 8, }
     ibv_qp_cap: 20, 4 { max_send_wr: 0, max_recv_wr: 4, max_send_sge: 8, max_recv_sge: 12, max_inline_data: 16, }
     ibv_qp_init_attr: 64, 8 { qp_context: 0, send_cq: 8, recv_cq: 16, srq: 24, cap: 32, qp_type: 52,
         sq_sig_all: 56, }

@@ -129,6 +129,11 @@ unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut 
     4
 }
 
+unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+    SEEN.store(srq as usize ^ (wr as usize).rotate_left(20) ^ (bad as usize).rotate_left(40), Ordering::Relaxed);
+    5
+}
+
 #[test]
 fn inlines_do_what_the_headers_do() {
     if !headers("inlines_do_what_the_headers_do") {
@@ -138,20 +143,25 @@ fn inlines_do_what_the_headers_do() {
         int c_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc) { return ibv_poll_cq(cq, n, wc); }
         int c_req_notify_cq(struct ibv_cq *cq, int s) { return ibv_req_notify_cq(cq, s); }
         int c_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad) { return ibv_post_send(qp, wr, bad); }
-        int c_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) { return ibv_post_recv(qp, wr, bad); }";
+        int c_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) { return ibv_post_recv(qp, wr, bad); }
+        int c_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) { return ibv_post_srq_recv(srq, wr, bad); }";
     let compiled = Compiled::new("inline", &format!("{HEADERS}{SOURCE}"), &["-shared", "-fPIC"]);
     // SAFETY: the library was just made, and has no initialisers.
     let library = unsafe { libloading::Library::new(&compiled.file) }.unwrap();
 
     // SAFETY: all fields are integers, pointers, optional functions, or glibc's plain pthread types: zero is a value of each.
     let (mut context, mut cq, mut qp): (ibv_context, ibv_cq, ibv_qp) = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    let mut srq: ibv_srq = unsafe { std::mem::zeroed() };
     context.ops.poll_cq = Some(poll_cq);
     context.ops.req_notify_cq = Some(req_notify_cq);
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
+    context.ops.post_srq_recv = Some(post_srq_recv);
     cq.context = &raw mut context;
     qp.context = &raw mut context;
-    let (cq, qp) = (&raw mut cq, &raw mut qp);
+    srq.context = &raw mut context;
+    let (cq, qp, srq) = (&raw mut cq, &raw mut qp, &raw mut srq);
     // The fake provider does not look behind these.
     let place = |n: usize| ptr::without_provenance_mut::<c_void>(n);
 
@@ -168,6 +178,7 @@ fn inlines_do_what_the_headers_do() {
     type Notify = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
     type Send = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
     type Receive = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+    type ReceiveShared = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
     // SAFETY: the signatures are those of the source above, and the objects are as far filled in as the fakes look.
     unsafe {
         let c: libloading::Symbol<'_, Poll> = library.get(b"c_poll_cq\0").unwrap();
@@ -184,6 +195,10 @@ fn inlines_do_what_the_headers_do() {
         let c: libloading::Symbol<'_, Receive> = library.get(b"c_post_recv\0").unwrap();
         let (wr, bad) = (place(0x4560).cast(), place(0x7890).cast());
         assert_eq!(both(|| ibv_post_recv(qp, wr, bad), || c(qp, wr, bad)), 4);
+
+        let c: libloading::Symbol<'_, ReceiveShared> = library.get(b"c_post_srq_recv\0").unwrap();
+        let (wr, bad) = (place(0x4560).cast(), place(0x7890).cast());
+        assert_eq!(both(|| ibv_post_srq_recv(srq, wr, bad), || c(srq, wr, bad)), 5);
     }
 }
 
@@ -200,6 +215,11 @@ fn an_operation_that_the_provider_lacks_is_an_error() {
         let (wr, mut bad) = (ptr::without_provenance_mut(8), ptr::null_mut());
         assert_eq!(ibv_post_send(&raw mut qp, wr, &raw mut bad), libc::EOPNOTSUPP);
         assert_eq!(bad, wr, "none of the list was taken");
+        let (wr, mut bad) = (ptr::without_provenance_mut(8), ptr::null_mut());
+        let mut srq: ibv_srq = std::mem::zeroed();
+        srq.context = &raw mut context;
+        assert_eq!(ibv_post_srq_recv(&raw mut srq, wr, &raw mut bad), libc::EOPNOTSUPP);
+        assert_eq!(bad, wr);
     }
 }
 

@@ -230,6 +230,19 @@ pub struct ibv_ah_attr {
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
+pub struct ibv_srq_attr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ibv_srq_init_attr {
+    pub srq_context: *mut libc::c_void,
+    pub attr: ibv_srq_attr,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
 pub struct ibv_qp_cap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,

@@ -155,13 +155,17 @@ impl Rx {
                 qp.peer_careful.store(careful, Ordering::SeqCst);
             }
             let pretend = qp.ctx.faults.as_ref().is_some_and(|faults| faults.pretends_rnr());
-            if pretend || !qp.rq.lock().take(&mut self.receive) {
+            if pretend || !qp.take_receive(&mut self.receive) {
                 qp.peer_careful.store(true, Ordering::SeqCst);
+                qp.await_receive();
                 qp.rnr_naks_sent.fetch_add(1, Ordering::Relaxed);
                 (self.starving, self.rnr_nak) = (true, true);
                 return Ok(false);
             }
             self.holds_receive = true;
+            if careful {
+                qp.await_receive();
+            }
             if header.kind == Kind::Send && u64::from(header.total) > self.receive.capacity {
                 self.complete_receive(qp, WcStatus::LocalLength, Opcode::Receive, 0, None);
                 self.refuse(WcStatus::RemoteInvalidRequest);
@@ -351,7 +355,7 @@ impl Rx {
     ) {
         self.holds_receive = false;
         self.receive.device = None;
-        qp.complete(WorkCompletion { wr_id: self.receive.wr_id, status, opcode, byte_len, imm, vendor_error: 0 });
+        qp.complete(WorkCompletion { wr_id: self.receive.wr_id, status, opcode, byte_len, imm, ..Default::default() });
     }
 
     /// The expected request cannot be carried out: a NAK ends the queue pair.

@@ -162,7 +162,7 @@ fn a_peer_that_names_what_it_was_not_offered() {
 
 /// A pair whose devices take so long for each copy, with this configuration.
 fn slow_pair(delay: Duration, config: QpConfig) -> (Side, Side, [Arc<Double>; 2]) {
-    let (a, b) = Options { configs: [config, config], ..Options::default() }.connect();
+    let (a, b) = Options { configs: [config.clone(), config], ..Options::default() }.connect();
     (a, b, [0; 2].map(|_| Double::new(64 << 20, delay)))
 }
 
@@ -202,7 +202,7 @@ fn a_key_that_is_revoked_in_the_middle() {
 fn long_copies_neither_pile_up_nor_count_as_silence() {
     let patience = QpConfig { ack_timeout: Duration::from_millis(250), retry_count: 1, ..config() };
     for cut_off in [false, true] {
-        let (a, b, devices) = slow_pair(Duration::from_millis(80), patience);
+        let (a, b, devices) = slow_pair(Duration::from_millis(80), patience.clone());
         if cut_off {
             devices.iter().for_each(|device| device.cut_off());
         }
