@@ -150,7 +150,13 @@ impl Engine {
         for buf in bufs {
             let mut rest = &buf[..];
             while !rest.is_empty() {
-                let count = self.outbox.fill(rest, &mut Context::from_waker(&self.anybody));
+                let count = match self.outbox.fill(rest, &mut Context::from_waker(&self.anybody)) {
+                    Ok(count) => count,
+                    Err(error) => {
+                        self.fail(failure::reason(error, &self.connection));
+                        return self.wrote(copied);
+                    }
+                };
                 rest = &rest[count..];
                 copied += count;
                 if count == 0 || self.outbox.is_full() {
@@ -215,7 +221,7 @@ impl Engine {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(())) => {}
                     Poll::Ready(Err(error)) => {
-                        self.fail(failure::reason(error));
+                        self.fail(failure::reason(error, &self.connection));
                         // Perhaps the peer's end is among what had arrived.
                         self.take_in(usize::MAX);
                         break;
@@ -301,7 +307,7 @@ impl Engine {
     /// Sends what can be sent: data as far as there are credits, then the end; credits with it, or alone when they are due.
     fn push_out(&mut self) {
         if let Err(error) = self.try_push_out() {
-            self.fail(failure::reason(error));
+            self.fail(failure::reason(error, &self.connection));
         }
         self.watch();
     }

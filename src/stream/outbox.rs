@@ -56,16 +56,16 @@ impl Outbox {
     }
 
     /// Copies as much as there is room for in the buffer that is being filled, and returns how much that is.
-    pub(super) fn fill(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> usize {
+    /// `Err` when a send has failed whose buffer would have been the next.
+    pub(super) fn fill(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<usize> {
         if self.filling.is_none() {
-            let Some(buffer) = self.free_buffer(cx) else { return 0 };
-            self.filling = Some(Filling { buffer, len: 0 });
+            self.filling = self.free_buffer(cx)?.map(|buffer| Filling { buffer, len: 0 });
         }
-        let Some(Filling { buffer, len }) = &mut self.filling else { return 0 };
+        let Some(Filling { buffer, len }) = &mut self.filling else { return Ok(0) };
         let count = bytes.len().min(buffer.len() - *len);
         buffer[*len..*len + count].copy_from_slice(&bytes[..count]);
         *len += count;
-        count
+        Ok(count)
     }
 
     /// Whether [`fill`](Self::fill) needs another buffer.
@@ -150,18 +150,48 @@ impl Outbox {
         Ok(())
     }
 
-    /// A send buffer, perhaps one that the peer has just got the contents of. A send that failed stays for
-    /// [`poll_room`](Self::poll_room) to tell of: the connection has failed with it.
-    fn free_buffer(&mut self, cx: &mut Context<'_>) -> Option<Buffer> {
+    /// A send buffer, perhaps one that the peer has just got the contents of.
+    fn free_buffer(&mut self, cx: &mut Context<'_>) -> Result<Option<Buffer>> {
         loop {
-            if let Some(buffer) = self.pool.try_get() {
-                return Some(buffer);
+            let buffer = self.pool.try_get();
+            if buffer.is_some() || self.sends.is_empty() {
+                return Ok(buffer);
             }
             match self.reap(cx) {
-                Poll::Ready(Ok(())) if !self.sends.is_empty() => {}
-                Poll::Ready(Ok(())) => return self.pool.try_get(),
-                Poll::Ready(Err(_)) | Poll::Pending => return None,
+                Poll::Ready(sent) => sent?,
+                Poll::Pending => return Ok(None),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::connection::Listener;
+    use crate::device::Device;
+    use crate::error::WcStatus;
+
+    #[tokio::test]
+    async fn a_failed_send_is_told_of_by_whoever_wants_its_buffer() {
+        let domain = Device::builder("soft0").open().unwrap().alloc_pd().unwrap();
+        let listener = Listener::bind(&domain, "127.0.0.1:0").await.unwrap();
+        let connecting = Connection::builder(&domain).rnr_retry(0).connect(listener.local_address());
+        let (connection, _peer) = tokio::try_join!(connecting, listener.accept()).unwrap();
+        let pool = BufferPool::new(&domain, 8, 1).unwrap();
+        let mut outbox = Outbox::new(connection, pool, 8, 1);
+        let filled = outbox.fill(b"12345678", &mut Context::from_waker(std::task::Waker::noop()));
+        assert_eq!(filled.unwrap(), 8);
+        // The peer has posted no receive.
+        outbox.post_data(0).unwrap();
+        let failing = poll_fn(|cx| match outbox.fill(b"9", cx) {
+            Ok(0) => Poll::Pending,
+            other => Poll::Ready(other),
+        });
+        let error = tokio::time::timeout(Duration::from_secs(20), failing).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Completion { status: WcStatus::RnrRetryExceeded, .. }), "{error}");
     }
 }

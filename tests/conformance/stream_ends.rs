@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::join;
-use tokio_rdma::{CloseReason, Error, RdmaStream};
+use tokio_rdma::{CloseReason, Error, RdmaStream, WcStatus};
 
 use crate::common::process::{Parent, Second};
 use crate::common::run::SOON;
@@ -21,6 +21,7 @@ cases!(
     a_dropped_write_half_ends_its_direction,
     a_dropped_stream_gives_up_after_its_linger_time,
     a_peer_that_is_dropped_fails_the_writer,
+    a_write_after_a_failed_send_says_why,
     a_closed_connection_is_no_end_of_file,
     bytes_before_the_failure_are_read,
     nothing_is_left_behind,
@@ -172,6 +173,29 @@ async fn a_peer_that_is_dropped_fails_the_writer(rig: Rig) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert!(matches!(inner(&error), Error::Closed { reason: CloseReason::Peer, .. }), "{error}");
     assert_eq!(one.read(&mut [0; 1]).await.unwrap(), 0, "it said that it writes no more");
+}
+
+async fn a_write_after_a_failed_send_says_why(rig: Rig) {
+    let pair = rig.pair_of(|settings| settings.rnr_retry(1).rnr_timer(Duration::from_millis(1))).await;
+    // A peer that says hello, and has a place for this side's hello alone.
+    let mut inbox = pair.server.receive(pair.server.buffer(100));
+    inbox.try_post().unwrap();
+    let settings = RdmaStream::builder().send_buffers(1);
+    let mut one = settings.from_connection(pair.client.connection.clone()).unwrap();
+    let hello = pair.server.domain.register(HELLO.to_vec()).unwrap();
+    pair.server.send_with_immediate(hello, 3 << 30).await.unwrap();
+    inbox.await.unwrap();
+    let writing = async {
+        loop {
+            if let Err(error) = one.write(&[0; 100]).await {
+                return error;
+            }
+        }
+    };
+    let error = within(SOON, writing).await;
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let cause = CloseReason::Failed(WcStatus::RnrRetryExceeded);
+    assert!(matches!(inner(&error), Error::Closed { reason, .. } if *reason == cause), "{error}");
 }
 
 async fn a_closed_connection_is_no_end_of_file(rig: Rig) {
