@@ -208,9 +208,12 @@ impl Engine {
         }
     }
 
-    /// No more will be written.
+    /// No more will be written. Whoever says so need not come back: the end goes now, or the keeper sends it.
     pub(super) fn want_end(&mut self) {
-        self.end = self.end.max(End::Wanted);
+        if self.end == End::No {
+            self.end = End::Wanted;
+            self.push_out();
+        }
     }
 
     /// Everything that was written, and the end, is with the peer.

@@ -1,10 +1,14 @@
 //! How byte streams end: in good order, by halves, and otherwise.
 
+use std::future::{Future, poll_fn};
 use std::io::{ErrorKind, Result};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::join;
+use tokio::task::coop;
 use tokio_rdma::{CloseReason, Error, RdmaStream, WcStatus};
 
 use crate::common::process::{Parent, Second};
@@ -16,6 +20,8 @@ cases!(
     one_direction_ends_and_the_other_goes_on,
     the_end_comes_after_everything,
     shutdown_waits_until_the_peer_has_everything,
+    a_shutdown_that_was_begun_takes_place,
+    a_shutdown_that_was_begun_and_dropped_loses_nothing,
     writing_after_shutdown_fails,
     a_dropped_stream_still_sends_what_was_written,
     a_dropped_write_half_ends_its_direction,
@@ -100,6 +106,40 @@ async fn shutdown_waits_until_the_peer_has_everything(rig: Rig) {
     // Everything is there: the connection may go.
     pair.client.close().await;
     assert_eq!(other.read(&mut [0; 1]).await.unwrap(), 0);
+    assert_pattern(&received, 1);
+}
+
+/// The task has no turn left at the poll that begins it, and there is no other poll.
+async fn a_shutdown_that_was_begun_takes_place(rig: Rig) {
+    let (_pair, mut one, mut other) = pair_of_streams(&rig).await;
+    one.write_all(b"last").await.unwrap();
+    let mut received = [0; 4];
+    other.read_exact(&mut received).await.unwrap();
+    // Nothing is left to be sent, so nothing but the shutdown has the end sent.
+    one.flush().await.unwrap();
+    poll_fn(|cx| {
+        while let Poll::Ready(turn) = coop::poll_proceed(cx) {
+            turn.made_progress();
+        }
+        assert!(pin!(one.shutdown()).poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    assert_eq!(within(SOON, other.read(&mut received)).await.unwrap(), 0);
+    assert_eq!(kind(one.write(b"x").await), ErrorKind::BrokenPipe);
+}
+
+async fn a_shutdown_that_was_begun_and_dropped_loses_nothing(rig: Rig) {
+    let pair = rig.pair().await;
+    let settings = RdmaStream::builder().frame_len(1000).receive_slots(2).receive_limit(0);
+    let (mut one, mut other) = streams(&pair, settings);
+    // Three messages, of which two have a place.
+    one.write_all(&pattern(3000, 1)).await.unwrap();
+    assert!(poll_once(&mut Box::pin(one.shutdown())).is_pending());
+    drop(one);
+    let mut received = Vec::new();
+    within(SOON, other.read_to_end(&mut received)).await.unwrap();
+    assert_eq!(received.len(), 3000);
     assert_pattern(&received, 1);
 }
 
