@@ -159,10 +159,11 @@ impl Engine {
                 };
                 rest = &rest[count..];
                 copied += count;
-                if count == 0 || self.outbox.is_full() {
+                if count == 0 {
+                    // A full buffer that can go makes room for another.
                     let before = self.credits.available();
                     self.push_out();
-                    if count == 0 && self.credits.available() == before {
+                    if self.credits.available() == before {
                         return self.wrote(copied);
                     }
                 }
@@ -316,9 +317,7 @@ impl Engine {
     }
 
     fn try_push_out(&mut self) -> Result<(), Error> {
-        let anybody = self.anybody.clone();
-        let cx = &mut Context::from_waker(&anybody);
-        while self.failed.is_none() && self.outbox.poll_room(cx)?.is_ready() {
+        while self.failed.is_none() && self.outbox.poll_room(&mut Context::from_waker(&self.anybody))?.is_ready() {
             if self.outbox.has_data() && self.credits.available() > 0 {
                 self.credits.spend();
                 self.outbox.post_data(self.credits.lend())?;

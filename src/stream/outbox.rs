@@ -21,11 +21,9 @@ pub(super) struct Outbox {
     /// Longest payload of a message, in bytes.
     frame_len: usize,
     filling: Option<Filling>,
-    /// In order; the device has all of them but perhaps the last.
+    /// In order; the device has all of them but perhaps the last, which then waits for a slot of the send queue.
     sends: VecDeque<SendOp<Buffer>>,
     most_sends: usize,
-    /// The last one waits for a slot of the send queue.
-    waits: bool,
     /// An empty buffer, for messages that are nothing but their immediate data.
     bare: Option<Buffer>,
 }
@@ -40,7 +38,7 @@ impl Outbox {
     pub(super) fn new(connection: Connection, pool: BufferPool, frame_len: usize, send_buffers: usize) -> Self {
         let most_sends = send_buffers + CONTROL_SENDS;
         let sends = VecDeque::with_capacity(most_sends);
-        Self { connection, pool, frame_len, filling: None, sends, most_sends, waits: false, bare: None }
+        Self { connection, pool, frame_len, filling: None, sends, most_sends, bare: None }
     }
 
     /// Says hello.
@@ -68,11 +66,6 @@ impl Outbox {
         Ok(count)
     }
 
-    /// Whether [`fill`](Self::fill) needs another buffer.
-    pub(super) fn is_full(&self) -> bool {
-        self.filling.as_ref().is_some_and(|filling| filling.len == filling.buffer.len())
-    }
-
     /// Whether bytes wait to be posted.
     pub(super) fn has_data(&self) -> bool {
         self.filling.as_ref().is_some_and(|filling| filling.len > 0)
@@ -80,7 +73,7 @@ impl Outbox {
 
     /// Whether everything is with the device.
     pub(super) fn is_posted(&self) -> bool {
-        !self.has_data() && !self.waits
+        !self.has_data() && self.sends.back().is_none_or(SendOp::is_posted)
     }
 
     /// Whether everything is with the peer.
@@ -90,8 +83,7 @@ impl Outbox {
 
     /// Resolves when one more message can be posted.
     pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>> {
-        if self.waits {
-            let Some(last) = self.sends.back_mut() else { return Ok(Poll::Ready(())) };
+        if let Some(last) = self.sends.back_mut().filter(|last| !last.is_posted()) {
             match Pin::new(&mut *last).poll(cx) {
                 Poll::Ready(sent) => {
                     self.sends.pop_back();
@@ -100,7 +92,6 @@ impl Outbox {
                 Poll::Pending if !last.is_posted() => return Ok(Poll::Pending),
                 Poll::Pending => {}
             }
-            self.waits = false;
         }
         while self.sends.len() >= self.most_sends {
             match self.reap(cx) {
@@ -135,15 +126,13 @@ impl Outbox {
         let Some(first) = self.sends.front_mut() else { return Poll::Ready(Ok(())) };
         let sent = ready!(Pin::new(first).poll(cx));
         self.sends.pop_front();
-        self.waits &= !self.sends.is_empty();
         Poll::Ready(sent.map(drop).map_err(Error::from))
     }
 
     fn post(&mut self, message: Buffer, kind: Kind, credits: u32) -> Result<()> {
         let mut send = self.connection.send_with_immediate(message, immediate(kind, credits));
         match send.try_post() {
-            Ok(()) => {}
-            Err(Error::QueueFull { .. }) => self.waits = true,
+            Ok(()) | Err(Error::QueueFull { .. }) => {}
             Err(error) => return Err(error),
         }
         self.sends.push_back(send);
