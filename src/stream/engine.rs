@@ -14,7 +14,7 @@ use crate::connection::Connection;
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::{Buffer, BufferPool};
 use crate::op::ReceiveOp;
-use crate::stream::credits::{CONTROL_SLOTS, Credits};
+use crate::stream::credits::Credits;
 use crate::stream::failure::{self, io_error};
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
@@ -66,13 +66,14 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(connection: Connection, settings: &StreamSettings, wakers: Arc<Wakers>) -> Result<Self> {
         let slots = settings.receive_slots;
-        let receives = slots + CONTROL_SLOTS;
+        let receives = settings.receives();
         let domain = connection.domain();
         let pool = BufferPool::new(domain, settings.frame_len, (receives + settings.send_buffers) as usize)?;
         let mut hello = domain.alloc(HELLO_LEN)?;
         hello.copy_from_slice(&Hello { frame_len: settings.frame_len as u32, slots }.encode());
         let frame_len = (settings.frame_len as u64).min(connection.max_message()) as usize;
-        let outbox = Outbox::new(connection.clone(), pool.clone(), frame_len, settings.send_buffers as usize);
+        let message = hello.split_to(HELLO_LEN)?;
+        let outbox = Outbox::new(connection.clone(), pool.clone(), hello, frame_len, settings.sends() as usize);
         let mut engine = Self {
             anybody: wakers.clone().into(),
             keeper: wakers.keeper.waker(),
@@ -99,7 +100,7 @@ impl Engine {
                 engine.receives.push_back(receive);
             }
         }
-        engine.outbox.start(hello)?;
+        engine.outbox.start(message)?;
         engine.watch();
         Ok(engine)
     }

@@ -11,9 +11,6 @@ use crate::memory::{Buffer, BufferPool};
 use crate::op::SendOp;
 use crate::stream::wire::{Kind, immediate};
 
-/// Sends beside those of data: hello, the end, and credits, of which the peer's side bounds how many are on their way.
-const CONTROL_SENDS: usize = 4;
-
 #[derive(Debug)]
 pub(super) struct Outbox {
     connection: Connection,
@@ -25,7 +22,7 @@ pub(super) struct Outbox {
     sends: VecDeque<SendOp<Buffer>>,
     most_sends: usize,
     /// An empty buffer, for messages that are nothing but their immediate data.
-    bare: Option<Buffer>,
+    bare: Buffer,
 }
 
 #[derive(Debug)]
@@ -35,17 +32,20 @@ struct Filling {
 }
 
 impl Outbox {
-    pub(super) fn new(connection: Connection, pool: BufferPool, frame_len: usize, send_buffers: usize) -> Self {
-        let most_sends = send_buffers + CONTROL_SENDS;
+    pub(super) fn new(
+        connection: Connection,
+        pool: BufferPool,
+        bare: Buffer,
+        frame_len: usize,
+        most_sends: usize,
+    ) -> Self {
         let sends = VecDeque::with_capacity(most_sends);
-        Self { connection, pool, frame_len, filling: None, sends, most_sends, bare: None }
+        Self { connection, pool, frame_len, filling: None, sends, most_sends, bare }
     }
 
     /// Says hello.
-    pub(super) fn start(&mut self, mut hello: Buffer) -> Result<()> {
-        let message = hello.split_to(hello.len())?;
-        self.bare = Some(hello);
-        self.post(message, Kind::Hello, 0)
+    pub(super) fn start(&mut self, hello: Buffer) -> Result<()> {
+        self.post(hello, Kind::Hello, 0)
     }
 
     /// The peer takes messages up to this length.
@@ -116,8 +116,7 @@ impl Outbox {
 
     /// Posts a message without a payload.
     pub(super) fn post_bare(&mut self, kind: Kind, credits: u32) -> Result<()> {
-        let Some(bare) = &mut self.bare else { return Ok(()) };
-        let message = bare.split_to(0)?;
+        let message = self.bare.split_to(0)?;
         self.post(message, kind, credits)
     }
 
@@ -171,7 +170,7 @@ mod tests {
         let connecting = Connection::builder(&domain).rnr_retry(0).connect(listener.local_address());
         let (connection, _peer) = tokio::try_join!(connecting, listener.accept()).unwrap();
         let pool = BufferPool::new(&domain, 8, 1).unwrap();
-        let mut outbox = Outbox::new(connection, pool, 8, 1);
+        let mut outbox = Outbox::new(connection, pool, domain.alloc(1).unwrap(), 8, 1);
         let filled = outbox.fill(b"12345678", &mut Context::from_waker(std::task::Waker::noop()));
         assert_eq!(filled.unwrap(), 8);
         // The peer has posted no receive.
