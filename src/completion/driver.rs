@@ -181,7 +181,9 @@ async fn drive(mut channel: Channel, spin: Duration) -> Result<()> {
             }
             // Other processes, then other tasks: a peer on the same CPU could not answer otherwise,
             // and before it has had its turn there is nothing new to see.
-            if !in_memory || company.is_expected() {
+            if !in_memory {
+                std::thread::yield_now();
+            } else if company.is_expected() {
                 company.make_way();
             }
             turns = (turns + 1) % REACTOR_TURNS;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use futures::sink::Sink;
 
@@ -72,7 +72,8 @@ impl<B: SourceBuffer> Sender<B> {
             }
             self.unposted -= 1;
         }
-        while let Some(first) = self.sends.front_mut() {
+        while self.sends.len() > self.unposted {
+            let Some(first) = self.sends.front_mut() else { break };
             if let Send::Going(op) = first {
                 match Pin::new(op).poll(cx) {
                     Poll::Ready(done) => *first = Send::Gone(done),
@@ -84,7 +85,6 @@ impl<B: SourceBuffer> Sender<B> {
                 self.unposted = 0;
                 return Err(error.into());
             }
-            self.unposted = self.unposted.min(self.sends.len());
         }
         Ok(())
     }
@@ -123,8 +123,7 @@ impl<B: SourceBuffer> Sink<B> for Sender<B> {
     }
 
     fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        ready!(self.poll_flush(cx))?;
-        Poll::Ready(Ok(()))
+        self.poll_flush(cx)
     }
 }
 

@@ -272,7 +272,7 @@ impl Op {
             false => {
                 let fresh = fresh && self.earlier.is_empty();
                 let done_already = fresh && self.verb.remote().is_some() && queue.device().lives_in_memory();
-                poll_driven(queue, table, key, (fresh, done_already), cx)
+                poll_driven(queue, table, key, fresh, done_already, cx)
             }
         });
         budget.made_progress();
@@ -546,7 +546,8 @@ fn poll_driven(
     queue: &CompletionQueue,
     table: &Table<AnyBuffer>,
     key: Key,
-    (fresh, done_already): (bool, bool),
+    fresh: bool,
+    done_already: bool,
     cx: &mut Context<'_>,
 ) -> Poll<Done> {
     // It looks as soon as this task has had its turn; posting has left the waker behind.

@@ -14,7 +14,7 @@ use crate::connection::Connection;
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::{Buffer, BufferPool};
 use crate::op::ReceiveOp;
-use crate::stream::credits::{CONTROL_SLOTS, Credits};
+use crate::stream::credits::Credits;
 use crate::stream::failure::{self, io_error};
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
@@ -66,13 +66,14 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(connection: Connection, settings: &StreamSettings, wakers: Arc<Wakers>) -> Result<Self> {
         let slots = settings.receive_slots;
-        let receives = slots + CONTROL_SLOTS;
+        let receives = settings.receives();
         let domain = connection.domain();
         let pool = BufferPool::new(domain, settings.frame_len, (receives + settings.send_buffers) as usize)?;
         let mut hello = domain.alloc(HELLO_LEN)?;
         hello.copy_from_slice(&Hello { frame_len: settings.frame_len as u32, slots }.encode());
         let frame_len = (settings.frame_len as u64).min(connection.max_message()) as usize;
-        let outbox = Outbox::new(connection.clone(), pool.clone(), frame_len, settings.send_buffers as usize);
+        let message = hello.split_to(HELLO_LEN)?;
+        let outbox = Outbox::new(connection.clone(), pool.clone(), hello, frame_len, settings.sends() as usize);
         let mut engine = Self {
             anybody: wakers.clone().into(),
             keeper: wakers.keeper.waker(),
@@ -99,7 +100,7 @@ impl Engine {
                 engine.receives.push_back(receive);
             }
         }
-        engine.outbox.start(hello)?;
+        engine.outbox.start(message)?;
         engine.watch();
         Ok(engine)
     }
@@ -150,13 +151,20 @@ impl Engine {
         for buf in bufs {
             let mut rest = &buf[..];
             while !rest.is_empty() {
-                let count = self.outbox.fill(rest, &mut Context::from_waker(&self.anybody));
+                let count = match self.outbox.fill(rest, &mut Context::from_waker(&self.anybody)) {
+                    Ok(count) => count,
+                    Err(error) => {
+                        self.fail(failure::reason(error, &self.connection));
+                        return self.wrote(copied);
+                    }
+                };
                 rest = &rest[count..];
                 copied += count;
-                if count == 0 || self.outbox.is_full() {
+                if count == 0 {
+                    // A full buffer that can go makes room for another.
                     let before = self.credits.available();
                     self.push_out();
-                    if count == 0 && self.credits.available() == before {
+                    if self.credits.available() == before {
                         return self.wrote(copied);
                     }
                 }
@@ -202,9 +210,12 @@ impl Engine {
         }
     }
 
-    /// No more will be written.
+    /// No more will be written. Whoever says so need not come back: the end goes now, or the keeper sends it.
     pub(super) fn want_end(&mut self) {
-        self.end = self.end.max(End::Wanted);
+        if self.end == End::No {
+            self.end = End::Wanted;
+            self.push_out();
+        }
     }
 
     /// Everything that was written, and the end, is with the peer.
@@ -215,7 +226,7 @@ impl Engine {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(())) => {}
                     Poll::Ready(Err(error)) => {
-                        self.fail(failure::reason(error));
+                        self.fail(failure::reason(error, &self.connection));
                         // Perhaps the peer's end is among what had arrived.
                         self.take_in(usize::MAX);
                         break;
@@ -301,15 +312,13 @@ impl Engine {
     /// Sends what can be sent: data as far as there are credits, then the end; credits with it, or alone when they are due.
     fn push_out(&mut self) {
         if let Err(error) = self.try_push_out() {
-            self.fail(failure::reason(error));
+            self.fail(failure::reason(error, &self.connection));
         }
         self.watch();
     }
 
     fn try_push_out(&mut self) -> Result<(), Error> {
-        let anybody = self.anybody.clone();
-        let cx = &mut Context::from_waker(&anybody);
-        while self.failed.is_none() && self.outbox.poll_room(cx)?.is_ready() {
+        while self.failed.is_none() && self.outbox.poll_room(&mut Context::from_waker(&self.anybody))?.is_ready() {
             if self.outbox.has_data() && self.credits.available() > 0 {
                 self.credits.spend();
                 self.outbox.post_data(self.credits.lend())?;

@@ -2,13 +2,15 @@
 
 use std::io;
 
+use crate::connection::Connection;
 use crate::error::{CloseReason, Error, WcStatus};
 
-/// Why a stream that failed did so.
-pub(super) fn reason(error: Error) -> CloseReason {
+/// Why a stream failed, one of whose operations ended in this error.
+pub(super) fn reason(error: Error, connection: &Connection) -> CloseReason {
     match error {
         Error::Closed { reason, .. } => reason,
-        Error::Completion { status, .. } => CloseReason::Failed(status),
+        // What was under way when the link broke has timed out, say; the connection knows what happened first.
+        Error::Completion { status, .. } => connection.close_reason().unwrap_or(CloseReason::Failed(status)),
         other => CloseReason::Device(other.to_string().into()),
     }
 }

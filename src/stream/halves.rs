@@ -3,7 +3,6 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -17,7 +16,6 @@ use crate::stream::Shared;
 #[derive(Debug)]
 pub struct OwnedReadHalf {
     shared: Arc<Shared>,
-    _alive: Alive,
 }
 
 /// The writing direction of an [`RdmaStream`](crate::RdmaStream); made by its [`into_split`](crate::RdmaStream::into_split).
@@ -26,29 +24,16 @@ pub struct OwnedReadHalf {
 #[derive(Debug)]
 pub struct OwnedWriteHalf {
     shared: Arc<Shared>,
-    _alive: Alive,
 }
 
 pub(super) fn halves(shared: Arc<Shared>) -> (OwnedReadHalf, OwnedWriteHalf) {
-    let one_left = Arc::new(AtomicBool::new(false));
-    let alive = || Alive { shared: shared.clone(), one_left: one_left.clone() };
-    let (read, write) = (alive(), alive());
-    (OwnedReadHalf { shared: shared.clone(), _alive: read }, OwnedWriteHalf { shared, _alive: write })
+    (OwnedReadHalf { shared: shared.clone() }, OwnedWriteHalf { shared })
 }
 
-/// Tells the keeper when the second of the halves is dropped.
-#[derive(Debug)]
-struct Alive {
-    shared: Arc<Shared>,
-    one_left: Arc<AtomicBool>,
-}
-
-impl Drop for Alive {
+impl Drop for OwnedReadHalf {
     fn drop(&mut self) {
-        if self.one_left.swap(true, Ordering::SeqCst) {
-            let keeper = &self.shared.wakers.keeper;
-            keeper.tell(&keeper.dropped);
-        }
+        let keeper = &self.shared.wakers.keeper;
+        keeper.tell(&keeper.read_dropped);
     }
 }
 

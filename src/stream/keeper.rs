@@ -44,10 +44,11 @@ async fn watch(shared: &Shared) -> bool {
     poll_fn(|cx| {
         keeper.task.register(cx.waker());
         let mut engine = shared.engine.lock();
-        if keeper.dropped.load(Ordering::SeqCst) {
+        let write_dropped = keeper.write_dropped.load(Ordering::SeqCst);
+        if write_dropped && keeper.read_dropped.load(Ordering::SeqCst) {
             return Poll::Ready(true);
         }
-        if keeper.write_dropped.load(Ordering::SeqCst) {
+        if write_dropped {
             engine.want_end();
             engine.advance_for_writer();
         } else if keeper.wanted.load(Ordering::SeqCst) {

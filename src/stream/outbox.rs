@@ -11,9 +11,6 @@ use crate::memory::{Buffer, BufferPool};
 use crate::op::SendOp;
 use crate::stream::wire::{Kind, immediate};
 
-/// Sends beside those of data: hello, the end, and credits, of which the peer's side bounds how many are on their way.
-const CONTROL_SENDS: usize = 4;
-
 #[derive(Debug)]
 pub(super) struct Outbox {
     connection: Connection,
@@ -21,13 +18,11 @@ pub(super) struct Outbox {
     /// Longest payload of a message, in bytes.
     frame_len: usize,
     filling: Option<Filling>,
-    /// In order; the device has all of them but perhaps the last.
+    /// In order; the device has all of them but perhaps the last, which then waits for a slot of the send queue.
     sends: VecDeque<SendOp<Buffer>>,
     most_sends: usize,
-    /// The last one waits for a slot of the send queue.
-    waits: bool,
     /// An empty buffer, for messages that are nothing but their immediate data.
-    bare: Option<Buffer>,
+    bare: Buffer,
 }
 
 #[derive(Debug)]
@@ -37,17 +32,20 @@ struct Filling {
 }
 
 impl Outbox {
-    pub(super) fn new(connection: Connection, pool: BufferPool, frame_len: usize, send_buffers: usize) -> Self {
-        let most_sends = send_buffers + CONTROL_SENDS;
+    pub(super) fn new(
+        connection: Connection,
+        pool: BufferPool,
+        bare: Buffer,
+        frame_len: usize,
+        most_sends: usize,
+    ) -> Self {
         let sends = VecDeque::with_capacity(most_sends);
-        Self { connection, pool, frame_len, filling: None, sends, most_sends, waits: false, bare: None }
+        Self { connection, pool, frame_len, filling: None, sends, most_sends, bare }
     }
 
     /// Says hello.
-    pub(super) fn start(&mut self, mut hello: Buffer) -> Result<()> {
-        let message = hello.split_to(hello.len())?;
-        self.bare = Some(hello);
-        self.post(message, Kind::Hello, 0)
+    pub(super) fn start(&mut self, hello: Buffer) -> Result<()> {
+        self.post(hello, Kind::Hello, 0)
     }
 
     /// The peer takes messages up to this length.
@@ -56,21 +54,16 @@ impl Outbox {
     }
 
     /// Copies as much as there is room for in the buffer that is being filled, and returns how much that is.
-    pub(super) fn fill(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> usize {
+    /// `Err` when a send has failed whose buffer would have been the next.
+    pub(super) fn fill(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<usize> {
         if self.filling.is_none() {
-            let Some(buffer) = self.free_buffer(cx) else { return 0 };
-            self.filling = Some(Filling { buffer, len: 0 });
+            self.filling = self.free_buffer(cx)?.map(|buffer| Filling { buffer, len: 0 });
         }
-        let Some(Filling { buffer, len }) = &mut self.filling else { return 0 };
+        let Some(Filling { buffer, len }) = &mut self.filling else { return Ok(0) };
         let count = bytes.len().min(buffer.len() - *len);
         buffer[*len..*len + count].copy_from_slice(&bytes[..count]);
         *len += count;
-        count
-    }
-
-    /// Whether [`fill`](Self::fill) needs another buffer.
-    pub(super) fn is_full(&self) -> bool {
-        self.filling.as_ref().is_some_and(|filling| filling.len == filling.buffer.len())
+        Ok(count)
     }
 
     /// Whether bytes wait to be posted.
@@ -80,7 +73,7 @@ impl Outbox {
 
     /// Whether everything is with the device.
     pub(super) fn is_posted(&self) -> bool {
-        !self.has_data() && !self.waits
+        !self.has_data() && self.sends.back().is_none_or(SendOp::is_posted)
     }
 
     /// Whether everything is with the peer.
@@ -90,8 +83,7 @@ impl Outbox {
 
     /// Resolves when one more message can be posted.
     pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>> {
-        if self.waits {
-            let Some(last) = self.sends.back_mut() else { return Ok(Poll::Ready(())) };
+        if let Some(last) = self.sends.back_mut().filter(|last| !last.is_posted()) {
             match Pin::new(&mut *last).poll(cx) {
                 Poll::Ready(sent) => {
                     self.sends.pop_back();
@@ -100,7 +92,6 @@ impl Outbox {
                 Poll::Pending if !last.is_posted() => return Ok(Poll::Pending),
                 Poll::Pending => {}
             }
-            self.waits = false;
         }
         while self.sends.len() >= self.most_sends {
             match self.reap(cx) {
@@ -125,8 +116,7 @@ impl Outbox {
 
     /// Posts a message without a payload.
     pub(super) fn post_bare(&mut self, kind: Kind, credits: u32) -> Result<()> {
-        let Some(bare) = &mut self.bare else { return Ok(()) };
-        let message = bare.split_to(0)?;
+        let message = self.bare.split_to(0)?;
         self.post(message, kind, credits)
     }
 
@@ -135,33 +125,61 @@ impl Outbox {
         let Some(first) = self.sends.front_mut() else { return Poll::Ready(Ok(())) };
         let sent = ready!(Pin::new(first).poll(cx));
         self.sends.pop_front();
-        self.waits &= !self.sends.is_empty();
         Poll::Ready(sent.map(drop).map_err(Error::from))
     }
 
     fn post(&mut self, message: Buffer, kind: Kind, credits: u32) -> Result<()> {
         let mut send = self.connection.send_with_immediate(message, immediate(kind, credits));
         match send.try_post() {
-            Ok(()) => {}
-            Err(Error::QueueFull { .. }) => self.waits = true,
+            Ok(()) | Err(Error::QueueFull { .. }) => {}
             Err(error) => return Err(error),
         }
         self.sends.push_back(send);
         Ok(())
     }
 
-    /// A send buffer, perhaps one that the peer has just got the contents of. A send that failed stays for
-    /// [`poll_room`](Self::poll_room) to tell of: the connection has failed with it.
-    fn free_buffer(&mut self, cx: &mut Context<'_>) -> Option<Buffer> {
+    /// A send buffer, perhaps one that the peer has just got the contents of.
+    fn free_buffer(&mut self, cx: &mut Context<'_>) -> Result<Option<Buffer>> {
         loop {
-            if let Some(buffer) = self.pool.try_get() {
-                return Some(buffer);
+            let buffer = self.pool.try_get();
+            if buffer.is_some() || self.sends.is_empty() {
+                return Ok(buffer);
             }
             match self.reap(cx) {
-                Poll::Ready(Ok(())) if !self.sends.is_empty() => {}
-                Poll::Ready(Ok(())) => return self.pool.try_get(),
-                Poll::Ready(Err(_)) | Poll::Pending => return None,
+                Poll::Ready(sent) => sent?,
+                Poll::Pending => return Ok(None),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::connection::Listener;
+    use crate::device::Device;
+    use crate::error::WcStatus;
+
+    #[tokio::test]
+    async fn a_failed_send_is_told_of_by_whoever_wants_its_buffer() {
+        let domain = Device::builder("soft0").open().unwrap().alloc_pd().unwrap();
+        let listener = Listener::bind(&domain, "127.0.0.1:0").await.unwrap();
+        let connecting = Connection::builder(&domain).rnr_retry(0).connect(listener.local_address());
+        let (connection, _peer) = tokio::try_join!(connecting, listener.accept()).unwrap();
+        let pool = BufferPool::new(&domain, 8, 1).unwrap();
+        let mut outbox = Outbox::new(connection, pool, domain.alloc(1).unwrap(), 8, 1);
+        let filled = outbox.fill(b"12345678", &mut Context::from_waker(std::task::Waker::noop()));
+        assert_eq!(filled.unwrap(), 8);
+        // The peer has posted no receive.
+        outbox.post_data(0).unwrap();
+        let failing = poll_fn(|cx| match outbox.fill(b"9", cx) {
+            Ok(0) => Poll::Pending,
+            other => Poll::Ready(other),
+        });
+        let error = tokio::time::timeout(Duration::from_secs(20), failing).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Completion { status: WcStatus::RnrRetryExceeded, .. }), "{error}");
     }
 }

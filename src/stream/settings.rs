@@ -10,7 +10,7 @@ use crate::stream::RdmaStream;
 use crate::stream::credits::CONTROL_SLOTS;
 use crate::stream::wire::{HELLO_LEN, MAX_CREDITS};
 
-/// Sends of a stream that are not data.
+/// Sends beside those of data: hello, the end, and credits, of which the peer's side bounds how many are on their way.
 const CONTROL_SENDS: u32 = 4;
 
 #[derive(Clone, Debug)]
@@ -20,6 +20,17 @@ pub(super) struct StreamSettings {
     pub send_buffers: u32,
     pub receive_limit: usize,
     pub linger: Duration,
+}
+
+/// What a connection holds of a stream. The numbers were checked.
+impl StreamSettings {
+    pub(super) fn receives(&self) -> u32 {
+        self.receive_slots + CONTROL_SLOTS
+    }
+
+    pub(super) fn sends(&self) -> u32 {
+        self.send_buffers + CONTROL_SENDS
+    }
 }
 
 /// Settings of a stream. The two ends need not agree: each tells the other what it takes.
@@ -87,8 +98,8 @@ impl StreamBuilder {
         self.check()?;
         let settings = &self.settings;
         let connection = Connection::builder(domain)
-            .receive_depth(settings.receive_slots.saturating_add(CONTROL_SLOTS))
-            .send_depth(settings.send_buffers.saturating_add(CONTROL_SENDS))
+            .receive_depth(settings.receives())
+            .send_depth(settings.sends())
             .connect(address)
             .await?;
         self.from_connection(connection)
@@ -102,13 +113,12 @@ impl StreamBuilder {
     #[allow(clippy::wrong_self_convention)] // it is the stream that comes from the connection
     pub fn from_connection(self, connection: Connection) -> Result<RdmaStream> {
         self.check()?;
-        let needed = u64::from(self.settings.receive_slots) + u64::from(CONTROL_SLOTS);
-        let depth = u64::from(connection.receive_depth());
+        let (needed, depth) = (self.settings.receives(), connection.receive_depth());
         if needed > depth {
             return Err(limit(
                 "receives",
-                needed,
-                depth,
+                needed.into(),
+                depth.into(),
                 "raise receive_depth of the connection, or use fewer receive_slots",
             ));
         }

@@ -41,10 +41,10 @@ pub(super) struct Keeper {
     pub task: AtomicWaker,
     /// It has to know of everything that happens.
     pub wanted: AtomicBool,
+    /// The read half is gone: with the other one the stream is.
+    pub read_dropped: AtomicBool,
     /// The write half is gone: what was written is followed by the end.
     pub write_dropped: AtomicBool,
-    /// Both are gone.
-    pub dropped: AtomicBool,
 }
 
 impl Keeper {

@@ -17,6 +17,8 @@ const MAGIC: [u8; 8] = *b"rdmastr\x01";
 
 pub(super) const HELLO_LEN: usize = 16;
 
+const NO_HELLO: &str = "the first message is no stream's hello; does the peer use RdmaStream?";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Data,
@@ -61,10 +63,10 @@ impl Hello {
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         let Some((magic, [a, b, c, d, e, f, g, h])) = bytes.split_first_chunk::<8>() else {
-            return Err("the first message is no stream's hello; does the peer use RdmaStream?");
+            return Err(NO_HELLO);
         };
         if magic[..7] != MAGIC[..7] {
-            return Err("the first message is no stream's hello; does the peer use RdmaStream?");
+            return Err(NO_HELLO);
         }
         if magic[7] != MAGIC[7] {
             return Err("the peer's stream speaks another version");

@@ -22,6 +22,7 @@ pub fn build(example: &str) -> Option<PathBuf> {
         cfg!(feature = "cuda").then_some("cuda"),
         cfg!(feature = "serde").then_some("serde"),
         cfg!(feature = "async-rdma").then_some("async-rdma"),
+        cfg!(feature = "futures-io").then_some("futures-io"),
     ]
     .into_iter()
     .flatten()

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 use tokio_rdma::{Access, CompletionMode, Connection, Listener};
@@ -18,6 +20,7 @@ cases!(
     one_sided_operations_need_no_program_at_the_target,
     a_ticker_goes_on_during_ten_thousand_round_trips,
     a_ticker_goes_on_while_connections_come_and_go,
+    a_socket_keeps_its_pace_during_round_trips,
 );
 process_cases!(
     the_target_process_sleeps => reads_of_a_sleeping_process, sleeps_in_blocking_code;
@@ -157,29 +160,30 @@ async fn ticker_goes_on(rig: &Rig, work: impl AsyncFnOnce(Rig) + Copy + Send + '
 }
 
 async fn a_ticker_goes_on_during_ten_thousand_round_trips(rig: Rig) {
-    ticker_goes_on(&rig, async |rig: Rig| {
-        let pair = rig.pair().await;
-        let server = pair.server.clone();
-        let echo = tokio::spawn(async move {
-            let (mut next, mut back) = (server.buffer(64), server.buffer(64));
-            for _ in 0..10_000 {
-                let received = server.receive(next).await.unwrap();
-                back.copy_from_slice(received.message());
-                next = received.buffer;
-                back = server.send(back).await.unwrap();
-            }
-        });
-        let client = &pair.client;
-        let (mut out, mut back) = (client.buffer(64), client.buffer(64));
-        for round in 0..10_000u64 {
-            out[..8].copy_from_slice(&round.to_le_bytes());
-            let (received, sent) = tokio::join!(client.receive(back), client.send(out));
-            (back, out) = (received.unwrap().buffer, sent.unwrap());
-            assert_eq!(back[..], out[..]);
+    ticker_goes_on(&rig, async |rig: Rig| round_trips(rig, 10_000).await).await;
+}
+
+async fn round_trips(rig: Rig, count: u64) {
+    let pair = rig.pair().await;
+    let server = pair.server.clone();
+    let echo = tokio::spawn(async move {
+        let (mut next, mut back) = (server.buffer(64), server.buffer(64));
+        for _ in 0..count {
+            let received = server.receive(next).await.unwrap();
+            back.copy_from_slice(received.message());
+            next = received.buffer;
+            back = server.send(back).await.unwrap();
         }
-        echo.await.unwrap();
-    })
-    .await;
+    });
+    let client = &pair.client;
+    let (mut out, mut back) = (client.buffer(64), client.buffer(64));
+    for round in 0..count {
+        out[..8].copy_from_slice(&round.to_le_bytes());
+        let (received, sent) = tokio::join!(client.receive(back), client.send(out));
+        (back, out) = (received.unwrap().buffer, sent.unwrap());
+        assert_eq!(back[..], out[..]);
+    }
+    echo.await.unwrap();
 }
 
 async fn a_ticker_goes_on_while_connections_come_and_go(rig: Rig) {
@@ -194,4 +198,32 @@ async fn a_ticker_goes_on_while_connections_come_and_go(rig: Rig) {
         }
     })
     .await;
+}
+
+/// A byte goes back and forth between two sockets of the same thread. Each way of it needs the runtime to ask for I/O events,
+/// which a driver that is never out of work must leave it the time for.
+async fn a_socket_keeps_its_pace_during_round_trips(rig: Rig) {
+    const ROUND_TRIPS: u64 = 2000;
+    let setup = rig.setup.single_threaded();
+    let thread = tokio::task::spawn_blocking(move || {
+        setup.runtime().block_on(async move {
+            let passes = Arc::new(AtomicU64::new(0));
+            let (mut one, other) = UnixStream::pair().unwrap();
+            one.write_u8(1).await.unwrap();
+            for mut socket in [one, other] {
+                let passes = passes.clone();
+                tokio::spawn(async move {
+                    while let Ok(byte) = socket.read_u8().await {
+                        passes.fetch_add(1, Ordering::Relaxed);
+                        socket.write_u8(byte).await.unwrap();
+                    }
+                });
+            }
+            round_trips(Rig::new(setup), ROUND_TRIPS).await;
+            passes.load(Ordering::Relaxed)
+        })
+    });
+    let passes = thread.await.unwrap();
+    // A round trip takes a few turns of tasks, and the runtime asks after 61 of them at the latest.
+    assert!(passes >= ROUND_TRIPS / 50, "{passes} times in {ROUND_TRIPS} round trips");
 }

@@ -1,11 +1,15 @@
 //! How byte streams end: in good order, by halves, and otherwise.
 
+use std::future::{Future, poll_fn};
 use std::io::{ErrorKind, Result};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::join;
-use tokio_rdma::{CloseReason, Error, RdmaStream};
+use tokio::task::coop;
+use tokio_rdma::{CloseReason, Error, RdmaStream, WcStatus};
 
 use crate::common::process::{Parent, Second};
 use crate::common::run::SOON;
@@ -16,11 +20,14 @@ cases!(
     one_direction_ends_and_the_other_goes_on,
     the_end_comes_after_everything,
     shutdown_waits_until_the_peer_has_everything,
+    a_shutdown_that_was_begun_takes_place,
+    a_shutdown_that_was_begun_and_dropped_loses_nothing,
     writing_after_shutdown_fails,
     a_dropped_stream_still_sends_what_was_written,
     a_dropped_write_half_ends_its_direction,
     a_dropped_stream_gives_up_after_its_linger_time,
     a_peer_that_is_dropped_fails_the_writer,
+    a_write_after_a_failed_send_says_why,
     a_closed_connection_is_no_end_of_file,
     bytes_before_the_failure_are_read,
     nothing_is_left_behind,
@@ -102,6 +109,40 @@ async fn shutdown_waits_until_the_peer_has_everything(rig: Rig) {
     assert_pattern(&received, 1);
 }
 
+/// The task has no turn left at the poll that begins it, and there is no other poll.
+async fn a_shutdown_that_was_begun_takes_place(rig: Rig) {
+    let (_pair, mut one, mut other) = pair_of_streams(&rig).await;
+    one.write_all(b"last").await.unwrap();
+    let mut received = [0; 4];
+    other.read_exact(&mut received).await.unwrap();
+    // Nothing is left to be sent, so nothing but the shutdown has the end sent.
+    one.flush().await.unwrap();
+    poll_fn(|cx| {
+        while let Poll::Ready(turn) = coop::poll_proceed(cx) {
+            turn.made_progress();
+        }
+        assert!(pin!(one.shutdown()).poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    assert_eq!(within(SOON, other.read(&mut received)).await.unwrap(), 0);
+    assert_eq!(kind(one.write(b"x").await), ErrorKind::BrokenPipe);
+}
+
+async fn a_shutdown_that_was_begun_and_dropped_loses_nothing(rig: Rig) {
+    let pair = rig.pair().await;
+    let settings = RdmaStream::builder().frame_len(1000).receive_slots(2).receive_limit(0);
+    let (mut one, mut other) = streams(&pair, settings);
+    // Three messages, of which two have a place.
+    one.write_all(&pattern(3000, 1)).await.unwrap();
+    assert!(poll_once(&mut Box::pin(one.shutdown())).is_pending());
+    drop(one);
+    let mut received = Vec::new();
+    within(SOON, other.read_to_end(&mut received)).await.unwrap();
+    assert_eq!(received.len(), 3000);
+    assert_pattern(&received, 1);
+}
+
 async fn writing_after_shutdown_fails(rig: Rig) {
     let (_pair, mut one, mut other) = pair_of_streams(&rig).await;
     one.shutdown().await.unwrap();
@@ -172,6 +213,29 @@ async fn a_peer_that_is_dropped_fails_the_writer(rig: Rig) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert!(matches!(inner(&error), Error::Closed { reason: CloseReason::Peer, .. }), "{error}");
     assert_eq!(one.read(&mut [0; 1]).await.unwrap(), 0, "it said that it writes no more");
+}
+
+async fn a_write_after_a_failed_send_says_why(rig: Rig) {
+    let pair = rig.pair_of(|settings| settings.rnr_retry(1).rnr_timer(Duration::from_millis(1))).await;
+    // A peer that says hello, and has a place for this side's hello alone.
+    let mut inbox = pair.server.receive(pair.server.buffer(100));
+    inbox.try_post().unwrap();
+    let settings = RdmaStream::builder().send_buffers(1);
+    let mut one = settings.from_connection(pair.client.connection.clone()).unwrap();
+    let hello = pair.server.domain.register(HELLO.to_vec()).unwrap();
+    pair.server.send_with_immediate(hello, 3 << 30).await.unwrap();
+    inbox.await.unwrap();
+    let writing = async {
+        loop {
+            if let Err(error) = one.write(&[0; 100]).await {
+                return error;
+            }
+        }
+    };
+    let error = within(SOON, writing).await;
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    let cause = CloseReason::Failed(WcStatus::RnrRetryExceeded);
+    assert!(matches!(inner(&error), Error::Closed { reason, .. } if *reason == cause), "{error}");
 }
 
 async fn a_closed_connection_is_no_end_of_file(rig: Rig) {

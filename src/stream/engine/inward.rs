@@ -23,7 +23,7 @@ impl Engine {
                     self.taken += 1;
                     match received {
                         Ok(received) => self.accept(received),
-                        Err(error) => self.stop(failure::reason(error.into())),
+                        Err(error) => self.stop(failure::reason(error.into(), &self.connection)),
                     }
                 }
             }
@@ -84,7 +84,7 @@ impl Engine {
         let mut receive = self.connection.receive(buffer);
         match receive.try_post() {
             Ok(()) => self.receives.push_back(receive),
-            Err(error) => self.fail(failure::reason(error)),
+            Err(error) => self.fail(failure::reason(error, &self.connection)),
         }
     }
 }

@@ -9,9 +9,10 @@ mod transport;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use tokio::net::{TcpListener, TcpStream};
+use futures::StreamExt;
 use tokio_rdma::{Device, Listener, RdmaStream};
-use tonic::transport::Channel;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::echo::{Echo, EchoClient, Text};
 use crate::transport::{Io, channel};
@@ -28,32 +29,14 @@ async fn main() -> Result<()> {
 
     let listener = Listener::bind(&domain, device.local_address(0)?).await?;
     let address = listener.local_address().clone();
-    let incoming = futures::stream::unfold(listener, |listener| async {
-        Some((RdmaStream::accept(&listener).await.map(Io), listener))
-    });
-    tokio::spawn(tonic::transport::Server::builder().add_service(Echo).serve_with_incoming(incoming));
-    let rdma = channel(move || {
-        let (domain, address) = (domain.clone(), address.clone());
-        async move { RdmaStream::connect(&domain, &address).await }
-    })
-    .await?;
+    let incoming = listener.incoming().map(|accepted| accepted.and_then(RdmaStream::from_connection).map(Io));
+    tokio::spawn(Server::builder().add_service(Echo).serve_with_incoming(incoming));
+    let rdma = channel(domain, address).await?;
 
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    let incoming = futures::stream::unfold(listener, |listener| async {
-        let accepted = listener.accept().await.and_then(|(stream, _)| {
-            stream.set_nodelay(true)?;
-            Ok(Io(stream))
-        });
-        Some((accepted, listener))
-    });
-    tokio::spawn(tonic::transport::Server::builder().add_service(Echo).serve_with_incoming(incoming));
-    let tcp = channel(move || async move {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        std::io::Result::Ok(stream)
-    })
-    .await?;
+    let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into())?.with_nodelay(Some(true));
+    let endpoint = Endpoint::from_shared(format!("http://{}", incoming.local_addr()?))?;
+    tokio::spawn(Server::builder().add_service(Echo).serve_with_incoming(incoming));
+    let tcp = endpoint.connect().await?; // without Nagle's delay, as is tonic's default
 
     println!("unary echo, median of {CALLS} calls, {ROUNDS} rounds in turns; device {}", device.name());
     println!("| length | over RDMA | over TCP |");

@@ -1,46 +1,40 @@
 //! What tonic has to be told of a stream that it does not know.
 
-use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rdma::{Address, ProtectionDomain, RdmaStream};
 use tonic::transport::server::Connected;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, Endpoint, Error};
 
-/// A channel over streams of the program's making.
-pub async fn channel<S, E, F>(connect: impl Fn() -> F + Send + 'static) -> Result<Channel, tonic::transport::Error>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    E: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
-    F: Future<Output = Result<S, E>> + Send + 'static,
-    Box<dyn std::error::Error + Send + Sync>: From<E>,
-{
+/// A channel over RDMA.
+pub async fn channel(domain: ProtectionDomain, address: Address) -> Result<Channel, Error> {
     let connector = tower::service_fn(move |_| {
-        let connecting = connect();
-        async move { connecting.await.map(TokioIo::new) }
+        let (domain, address) = (domain.clone(), address.clone());
+        async move { RdmaStream::connect(&domain, &address).await.map(TokioIo::new) }
     });
     Endpoint::from_static("http://rdma").connect_with_connector(connector).await
 }
 
 /// A stream as tonic's server takes it: it asks of whom the connection is.
-pub struct Io<S>(pub S);
+pub struct Io(pub RdmaStream);
 
-impl<S> Connected for Io<S> {
+impl Connected for Io {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Io<S> {
+impl AsyncRead for Io {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, out)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Io<S> {
+impl AsyncWrite for Io {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
