@@ -15,6 +15,7 @@
 #![allow(unsafe_code)]
 
 mod lending;
+mod obstacle;
 mod offer;
 mod policy;
 mod ring;
@@ -28,8 +29,9 @@ use std::sync::{Arc, OnceLock};
 
 pub(super) use self::lending::END;
 use self::lending::Lent;
+pub(super) use self::obstacle::Obstacle;
 pub(super) use self::offer::{
-    Agreement, DECLINED, DESCRIPTORS, OFFERED, Place, Side, Socket, offer, place, reason, receive, send, take_up,
+    Agreement, DESCRIPTORS, OFFERED, Place, Socket, TAKEN, insists, obstacle, place, receive, send, take_up,
     take_up_beside,
 };
 pub use self::policy::LinkPolicy;

@@ -49,20 +49,20 @@ fn both_ends_decide_on_the_link() {
             let links = meet(&address(socket), policies).map(Result::unwrap);
             assert_eq!(links, [link; 2], "{socket}: {policies:?}");
         }
-        for policies in [[SharedMemory, Sockets], [Sockets, SharedMemory]] {
-            let [a, b] = meet(&address(socket), policies);
-            assert!(a.is_err() && b.is_err(), "{socket}: {policies:?}: {a:?}, {b:?}");
-            let why = [a, b].into_iter().map(|end| end.unwrap_err().to_string()).collect::<Vec<_>>().join("\n");
-            assert!(why.contains("shared memory is wanted, but the other end wants sockets only"), "{why}");
+        for (policies, insisting) in [([SharedMemory, Sockets], 0), ([Sockets, SharedMemory], 1)] {
+            let ends = meet(&address(socket), policies).map(|end| end.unwrap_err().to_string());
+            let (one, other) = (&ends[insisting], &ends[1 - insisting]);
+            assert!(one.contains("shared memory is wanted, but the other end wants sockets only"), "{ends:?}");
+            assert!(other.contains("refused: shared memory is wanted, but this end wants sockets only"), "{ends:?}");
         }
     }
 }
 
 /// A thread of another user connects; the results of both ends.
-fn meet_another_user(policies: [LinkPolicy; 2]) -> [Result<Link, String>; 2] {
+fn meet_another_user(socket: Link, user: u32, policies: [LinkPolicy; 2]) -> [Result<Link, String>; 2] {
     let (told, hear) = std::sync::mpsc::channel();
     let connecting = std::thread::spawn(move || {
-        rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(1000)).unwrap();
+        rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(user)).unwrap();
         let ctx = Context::open(default_limits(), None, policies[0]).unwrap();
         let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(1 << 10).unwrap());
         let at: Address = hear.recv().unwrap();
@@ -74,7 +74,11 @@ fn meet_another_user(policies: [LinkPolicy; 2]) -> [Result<Link, String>; 2] {
     let ctx = Context::open(default_limits(), None, policies[1]).unwrap();
     let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(1 << 10).unwrap());
     let accepted = runtime().block_on(async {
-        let acceptor = ctx.listen(&address(Link::Tcp)).await.unwrap();
+        let at = address(socket);
+        let acceptor = ctx.listen(&at).await.unwrap();
+        if let Address::Unix(path) = &at {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        }
         told.send(acceptor.local_address().clone()).unwrap();
         let incoming = acceptor.accept().await.unwrap();
         let accepted = incoming.accept(&pd, &cq, &config(), |_| Ok(vec![])).await;
@@ -83,18 +87,29 @@ fn meet_another_user(policies: [LinkPolicy; 2]) -> [Result<Link, String>; 2] {
     [connecting.join().unwrap(), accepted]
 }
 
+/// Neither end of a connection that one of them does not want believes that it has one, and both know why.
 #[test]
 fn another_user_gets_a_socket() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can connect as another user");
         return;
     }
-    assert_eq!(meet_another_user([Auto, Auto]), [Ok(Link::Tcp), Ok(Link::Tcp)]);
-    let [a, b] = meet_another_user([SharedMemory, Auto]);
-    assert!(a.as_ref().is_err_and(|why| why.contains("the ends belong to different users")), "{a:?}");
-    assert!(b.is_err(), "{b:?}");
-    let [_, b] = meet_another_user([Auto, SharedMemory]);
-    assert!(b.as_ref().is_err_and(|why| why.contains("shared memory is wanted")), "{b:?}");
+    for socket in [Link::Tcp, Link::Unix] {
+        for (user, why) in [
+            (1000, "shared memory is wanted, but the ends belong to different users"),
+            (
+                65534,
+                "shared memory is wanted, but the user id 65534 stands for any user that the namespace does not know",
+            ),
+        ] {
+            assert_eq!(meet_another_user(socket, user, [Auto, Auto]), [Ok(socket), Ok(socket)]);
+            // As far as the connecting end knows beforehand, nobody hears of it.
+            let [a, b] = meet_another_user(socket, user, [SharedMemory, Auto]);
+            assert!(a.as_ref().is_err_and(|error| error.contains(why)) && b.is_err(), "{a:?}, {b:?}");
+            let ends = meet_another_user(socket, user, [Auto, SharedMemory]);
+            assert!(ends.iter().all(|end| end.as_ref().is_err_and(|error| error.contains(why))), "{ends:?}");
+        }
+    }
 }
 
 /// Through its bell, and not because the engine looks now and then.
