@@ -189,18 +189,12 @@ unsafe fn replace(at: NonNull<u8>, len: usize, flags: libc::c_int, file: libc::c
 #[cfg(all(test, not(miri)))]
 mod tests {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
-    use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::memory::mapped::Mapped;
 
-    fn map(pages: &Pages, rights: libc::c_int) -> io::Result<NonNull<u8>> {
-        let (file, flags) = (pages.memory().as_raw_fd(), libc::MAP_SHARED);
-        // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
-        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), pages.len, rights, flags, file, 0) };
-        if mapped == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(NonNull::new(mapped.cast()).unwrap())
+    fn map(pages: &Pages, writable: bool) -> io::Result<Mapped> {
+        Mapped::new(pages.memory(), pages.len, writable)
     }
 
     #[test]
@@ -212,14 +206,13 @@ mod tests {
         unsafe { ptr.as_ptr().write_bytes(7, 8192) };
         // SAFETY: whole pages of an allocation that nobody else uses.
         let pages = unsafe { Pages::share(ptr, 5000, 8192, false) }.unwrap();
-        assert!(map(&pages, libc::PROT_READ | libc::PROT_WRITE).is_err());
-        let theirs = map(&pages, libc::PROT_READ).unwrap();
-        let their = |at| theirs.as_ptr().wrapping_add(at);
+        assert!(map(&pages, true).is_err());
+        let theirs = map(&pages, false).unwrap();
+        let their = |at| theirs.at(at);
         // SAFETY: both are mapped, and this end's can be written.
         unsafe {
             ptr.as_ptr().write_volatile(8);
             assert_eq!((their(0).read_volatile(), their(4999).read_volatile(), their(5000).read_volatile()), (8, 7, 0));
-            libc::munmap(theirs.as_ptr().cast(), 8192);
             drop(pages);
             dealloc(ptr.as_ptr(), layout);
         }
@@ -237,8 +230,8 @@ mod tests {
             unsafe { byte(5000).write_volatile(7) };
             // SAFETY: whole pages of an allocation that nobody else uses.
             let pages = unsafe { Pages::share(ptr, LEN, LEN, true) }.unwrap();
-            let theirs = map(&pages, libc::PROT_READ | libc::PROT_WRITE).unwrap();
-            let their = |at| theirs.as_ptr().wrapping_add(at);
+            let theirs = map(&pages, true).unwrap();
+            let their = |at| theirs.at(at);
             // SAFETY: as above; `theirs` is as long.
             unsafe {
                 assert_eq!(their(5000).read_volatile(), 7);
@@ -253,7 +246,6 @@ mod tests {
                 byte(1).write_volatile(10);
                 assert_ne!(byte(0).read_volatile(), 9);
                 assert_eq!(their(1).read_volatile(), 0);
-                libc::munmap(theirs.as_ptr().cast(), LEN);
                 drop(pages);
                 assert_eq!(byte(1).read_volatile(), 10);
                 dealloc(ptr.as_ptr(), layout);
