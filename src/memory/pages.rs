@@ -8,13 +8,14 @@
 //! They are whole pages that belong to one piece alone, which outlives this.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, FsWord, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, memfd_create};
-use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{Resource, getrlimit};
 
 /// Longer pieces are not copied into a file, and out of it, for the sake of being mapped.
@@ -24,7 +25,7 @@ pub(crate) const MAPPED: usize = 256 << 20;
 pub(crate) struct Pages {
     ptr: NonNull<u8>,
     len: usize,
-    memory: OwnedFd,
+    memory: File,
     restored: AtomicBool,
     _place: Place,
 }
@@ -46,7 +47,7 @@ impl Pages {
         let memory = unsealed("tokio-rdma region", len)?;
         // What is behind the last byte is nobody's business.
         // SAFETY: the caller's bytes, which nobody uses meanwhile.
-        write_all(&memory, unsafe { std::slice::from_raw_parts(ptr.as_ptr(), used.min(len)) })?;
+        memory.write_all_at(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), used.min(len)) }, 0)?;
         // SAFETY: whole pages of the caller's, whose contents are in the file by now.
         unsafe { replace(ptr, len, libc::MAP_SHARED, memory.as_raw_fd()) }?;
         let pages = Self { ptr, len, memory, restored: AtomicBool::new(false), _place: place };
@@ -87,16 +88,7 @@ impl Pages {
     fn read_back(&self) -> io::Result<()> {
         // SAFETY: the piece's bytes, which nobody uses meanwhile, and which nobody else has mapped.
         let place = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) };
-        let mut done = 0;
-        while done < place.len() {
-            match pread(&self.memory, &mut place[done..], done as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(len) => done += len,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+        self.memory.read_exact_at(place, 0)
     }
 }
 
@@ -113,30 +105,18 @@ const SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 pub(crate) fn file(name: &str, len: usize) -> io::Result<OwnedFd> {
     let memory = unsealed(name, len)?;
     fcntl_add_seals(&memory, SIZE | SealFlags::SEAL)?;
-    Ok(memory)
+    Ok(memory.into())
 }
 
 /// The memory is there, so that no access to it fails for want of some.
-fn unsealed(name: &str, len: usize) -> io::Result<OwnedFd> {
+fn unsealed(name: &str, len: usize) -> io::Result<File> {
     if limit(Resource::Fsize) < len as u64 {
         // Trying it would end the process with a signal.
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let memory = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     fallocate(&memory, FallocateFlags::empty(), 0, len as u64)?;
     Ok(memory)
-}
-
-fn write_all(memory: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match pwrite(memory, &bytes[done..], done as u64) {
-            Ok(len) => done += len,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 /// Whether a peer's descriptor is a file of memory in ordinary pages: of huge ones it could take back what nobody else can provide.
