@@ -18,6 +18,7 @@ mod lending;
 mod obstacle;
 mod offer;
 mod policy;
+mod rights;
 mod ring;
 mod segment;
 mod window;
@@ -31,10 +32,10 @@ pub(super) use self::lending::END;
 use self::lending::Lent;
 pub(super) use self::obstacle::Obstacle;
 pub(super) use self::offer::{
-    Agreement, DESCRIPTORS, OFFERED, Place, Socket, TAKEN, insists, obstacle, place, receive, send, take_up,
-    take_up_beside,
+    Agreement, OFFERED, Place, Socket, TAKEN, insists, obstacle, place, receive, send, take_up, take_up_beside,
 };
 pub use self::policy::LinkPolicy;
+pub(super) use self::rights::DESCRIPTORS;
 use self::ring::{Corrupt, Reader, Writer};
 use self::segment::Mapping;
 pub(super) use self::window::Grant;

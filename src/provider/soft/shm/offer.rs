@@ -14,20 +14,15 @@
 //! Descriptors go over Unix sockets only. Two ends that are connected through TCP within one host meet at a second socket, in the abstract
 //! namespace (unix(7)) and made for this one handshake; from then on it is used in place of the first one.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
-use super::{LinkPolicy, Obstacle, Wire, segment};
+use super::{LinkPolicy, Obstacle, Wire, rights, segment};
 use crate::error::Result;
 use crate::provider::soft::context::random;
 
@@ -45,9 +40,6 @@ pub(in super::super) const TAKEN: u8 = 1;
 
 /// What stands for every user that a user namespace does not know (`/proc/sys/kernel/overflowuid`): not one user.
 const OVERFLOW_USER: u32 = 65534;
-
-/// Most descriptors in one message.
-pub(in super::super) const DESCRIPTORS: usize = 2;
 
 /// The accepting end's answer to an offer.
 #[derive(Debug)]
@@ -238,37 +230,16 @@ fn stranger(socket: Option<&UnixStream>) -> Option<Obstacle> {
     }
 }
 
-/// Sends bytes, the first of which carries the descriptors.
+/// As [`rights::send`], once there is room.
 pub(in super::super) async fn send(socket: &UnixStream, bytes: &[u8], attached: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let sent = socket.async_io(Interest::WRITABLE, || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !attached.is_empty() && !control.push(SendAncillaryMessage::ScmRights(attached)) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?)
-    });
+    let sent = socket.async_io(Interest::WRITABLE, || rights::send(socket, bytes, attached));
     // A socket that nothing was written to yet has room for a handshake's message.
     if sent.await? == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Reads once: how many bytes, and what came with them.
+/// As [`rights::receive`], once there is something.
 pub(in super::super) async fn receive(socket: &UnixStream, out: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let read = socket.async_io(Interest::READABLE, || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let read = recvmsg(socket, &mut [IoSliceMut::new(out)], &mut control, flags)?;
-        let mut received = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                received.extend(descriptors);
-            }
-        }
-        Ok((read.bytes, received))
-    });
-    read.await
+    socket.async_io(Interest::READABLE, || rights::receive(socket, out)).await
 }
 
 #[cfg(test)]
