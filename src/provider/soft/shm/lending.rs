@@ -57,7 +57,7 @@ impl Wire {
     }
 
     fn tell(&self, message: &[u8], attached: BorrowedFd<'_>) -> bool {
-        let Some(socket) = self.socket.get() else { return false };
+        let Some(socket) = &self.socket else { return false };
         match rights::send(socket, message, &[attached]) {
             Ok(sent) if sent == message.len() => {
                 if self.writer.count_message(self.memory.positions(self.direction)) {
@@ -100,7 +100,7 @@ impl Wire {
     }
 
     fn cut(&self) {
-        if let Some(socket) = self.socket.get() {
+        if let Some(socket) = &self.socket {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
     }
@@ -112,7 +112,7 @@ impl Wire {
 
     /// Takes in what came through the socket.
     pub(in super::super) fn hear(&self) {
-        let Some(socket) = self.socket.get() else { return };
+        let Some(socket) = &self.socket else { return };
         let mut windows = self.windows.lock();
         self.reader.hear(self.memory.positions(1 - self.direction));
         for _ in 0..MESSAGES {
@@ -127,7 +127,7 @@ impl Wire {
                     // One that cannot be mapped is used through the ring, as before.
                     if let Ok(window) = Window::map(Grant::parse(&message), &memory) {
                         windows.retain(|other| other.grant.slot != window.grant.slot);
-                        windows.push(Arc::new(window));
+                        windows.push(window);
                         self.has_windows.store(true, Ordering::Relaxed);
                     }
                 }

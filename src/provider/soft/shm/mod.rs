@@ -25,8 +25,8 @@ mod window;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, OnceLock};
 
 pub(super) use self::lending::END;
 use self::lending::Lent;
@@ -58,36 +58,33 @@ pub(super) struct Wire {
     /// This end waits for room.
     starving: AtomicBool,
     /// Through which regions are lent.
-    socket: OnceLock<Arc<OwnedFd>>,
+    socket: Option<Arc<OwnedFd>>,
     lent: Mutex<Lent>,
     /// What the peer has lent.
-    windows: Mutex<Vec<Arc<Window>>>,
+    windows: Mutex<Vec<Window>>,
     has_windows: AtomicBool,
 }
 
 impl Wire {
-    fn new(memory: BorrowedFd<'_>, bell: OwnedFd, direction: usize) -> io::Result<Self> {
-        let memory = Mapping::of(memory)?;
-        let (writer, reader) = (Writer::default(), Reader::default());
-        Ok(Self {
+    fn new(memory: Mapping, bell: OwnedFd, direction: usize) -> Self {
+        Self {
             memory,
             direction,
-            writer,
-            reader,
+            writer: Writer::default(),
+            reader: Reader::default(),
             bell,
             ends: AtomicBool::new(false),
             starving: AtomicBool::new(false),
-            socket: OnceLock::new(),
+            socket: None,
             lent: Mutex::default(),
             windows: Mutex::default(),
             has_windows: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Tells which socket the link belongs to.
     pub(super) fn with_socket(self, socket: &Arc<OwnedFd>) -> Self {
-        let _ = self.socket.set(Arc::clone(socket));
-        self
+        Self { socket: Some(Arc::clone(socket)), ..self }
     }
 
     /// Whether the peer has lent anything.
@@ -185,9 +182,10 @@ pub(super) const CORRUPT: &str = "a position in the link's shared memory makes n
 impl Wire {
     /// Both ends of a link that nobody negotiated; each rings the bell that it is given.
     pub(super) fn pair(bells: [OwnedFd; 2]) -> [Self; 2] {
-        let memory = segment::create().unwrap();
-        let [first, second] = bells;
-        [(first, 0), (second, 1)].map(|(bell, direction)| Self::new(memory.as_fd(), bell, direction).unwrap())
+        let (memory, first) = segment::create().unwrap();
+        let second = Mapping::of(memory.as_fd()).unwrap();
+        let [to_second, to_first] = bells;
+        [Self::new(first, to_second, 0), Self::new(second, to_first, 1)]
     }
 
     /// Puts a word anywhere into the shared memory, as a peer could.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! connecting                                       accepting
-//! REQUEST: offered          ──────────────────▶    same host, same user, wanted? makes the memory
+//! REQUEST: offered          ──────────────────▶    same host, same user, wanted? makes and maps the memory
 //! maps it                   ◀──────────────────    REPLY: here it is            memory, bell
-//! READY: taken              ──────────────────▶    maps it too                  bell
+//! READY: taken              ──────────────────▶    uses it too                  bell
 //! ```
 //!
 //! In place of each of them the number of an [`Obstacle`] can come, and then the connection stays with its socket. An end that insists on
@@ -22,7 +22,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 
-use super::{LinkPolicy, Obstacle, Wire, rights, segment};
+use super::segment::{self, Mapping};
+use super::{LinkPolicy, Obstacle, Wire, rights};
 use crate::error::Result;
 use crate::provider::soft::context::random;
 
@@ -48,7 +49,7 @@ pub(in super::super) struct Agreement {
     /// For REPLY: the second socket's number.
     pub side: u64,
     refusal: Option<[&'static str; 2]>,
-    memory: Option<OwnedFd>,
+    memory: Option<(OwnedFd, Mapping)>,
     listener: Option<UnixListener>,
 }
 
@@ -116,14 +117,14 @@ impl Agreement {
 
     /// What goes with REPLY.
     pub(in super::super) fn attached<'a>(&'a self, bell: BorrowedFd<'a>) -> Option<[BorrowedFd<'a>; 2]> {
-        let memory = self.memory.as_ref().filter(|_| self.code == ATTACHED)?;
+        let (memory, _) = self.memory.as_ref().filter(|_| self.code == ATTACHED)?;
         Some([memory.as_fd(), bell])
     }
 
     /// Waits for the connecting end at the second socket and gives it the memory; pending for good when there is no such socket.
     /// The results are that socket and the peer's bell.
     pub(in super::super) async fn meet(&self, bell: Option<BorrowedFd<'_>>) -> (UnixStream, OwnedFd) {
-        let (Some(listener), Some(memory), Some(bell)) = (&self.listener, &self.memory, bell) else {
+        let (Some(listener), Some((memory, _)), Some(bell)) = (&self.listener, &self.memory, bell) else {
             return std::future::pending().await;
         };
         loop {
@@ -142,11 +143,11 @@ impl Agreement {
 
     /// This end of the link, once the peer has taken it.
     pub(in super::super) fn conclude(self, bell: OwnedFd) -> io::Result<Wire> {
-        let memory = self.memory.ok_or(io::ErrorKind::NotConnected)?;
+        let (_, memory) = self.memory.ok_or(io::ErrorKind::NotConnected)?;
         if !is_bell(&bell) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's descriptor is no eventfd"));
         }
-        Wire::new(memory.as_fd(), bell, 0)
+        Ok(Wire::new(memory, bell, 0))
     }
 }
 
@@ -160,7 +161,7 @@ fn is_bell(bell: &OwnedFd) -> bool {
 /// The connecting end of the link, out of what came with REPLY.
 pub(in super::super) fn take_up(mut received: Vec<OwnedFd>) -> io::Result<Wire> {
     match (received.pop(), received.pop(), received.pop()) {
-        (Some(bell), Some(memory), None) if is_bell(&bell) => Wire::new(memory.as_fd(), bell, 1),
+        (Some(bell), Some(memory), None) if is_bell(&bell) => Ok(Wire::new(Mapping::of(memory.as_fd())?, bell, 1)),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the memory did not come with the reply")),
     }
 }

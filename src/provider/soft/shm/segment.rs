@@ -10,7 +10,7 @@
 //! Invariant of [`Mapping`]: `LEN` bytes are mapped for reading and writing. The descriptor's size was sealed before it was compared with `LEN`, so that no access beyond the end of the file (`SIGBUS`) is possible.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
@@ -32,13 +32,15 @@ pub(super) struct Mapping {
     memory: Mapped,
 }
 
-/// A fresh segment, all zero, for [`Mapping::of`] and for the peer.
-pub(super) fn create() -> io::Result<OwnedFd> {
-    file("tokio-rdma link", LEN)
+/// A fresh segment, all zero: for the peer, and mapped here.
+pub(super) fn create() -> io::Result<(OwnedFd, Mapping)> {
+    let memory = file("tokio-rdma link", LEN)?;
+    let mapping = Mapping::of(memory.as_fd())?;
+    Ok((memory, mapping))
 }
 
 impl Mapping {
-    /// Maps a segment that this end made, or that a peer says it made.
+    /// Maps a segment, or what a peer says is one.
     pub(super) fn of(memory: BorrowedFd<'_>) -> io::Result<Self> {
         // First the seals: what they say of the size holds from then on. A descriptor that is no memfd has none to ask for.
         let sealed = fcntl_get_seals(memory)?.contains(SealFlags::SHRINK | SealFlags::GROW);
@@ -88,8 +90,6 @@ impl Mapping {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     use super::*;
@@ -108,14 +108,14 @@ mod tests {
         assert!(!memfd(LEN as u64 - 1, both) && !memfd(LEN as u64 + 1, both) && !memfd(0, both));
         let file = std::fs::File::open("/dev/zero").unwrap();
         assert!(Mapping::of(file.as_fd()).is_err());
-        let memory = create().unwrap();
+        let (memory, _mapping) = create().unwrap();
         assert!(Mapping::of(memory.as_fd()).is_ok() && ftruncate(&memory, 1).is_err());
     }
 
     #[test]
     fn both_ends_see_the_same_bytes_and_the_directions_do_not_overlap() {
-        let memory = create().unwrap();
-        let (here, there) = (Mapping::of(memory.as_fd()).unwrap(), Mapping::of(memory.as_fd()).unwrap());
+        let (memory, here) = create().unwrap();
+        let there = Mapping::of(memory.as_fd()).unwrap();
         for direction in [0, 1] {
             let [end, start] = here.bytes(direction, RING - 3, 8);
             assert_eq!((end.len(), start.len()), (3, 5));
