@@ -10,8 +10,8 @@
 //! **Whom it trusts.** Both ends belong to the same user (`SO_PEERCRED`, compared with the effective user id, see unix(7)), who in most
 //! settings can stop and inspect either process anyway (kill(2), ptrace(2)); containers that share a user id but nothing else are one where
 //! not. Nothing that a peer does to the memory can make this side crash or read what is not the peer's: positions are checked where they
-//! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. But all peers of a
-//! completion queue ring the same bell, and one that fills it keeps the others from waking this side.
+//! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. All peers of a completion queue
+//! ring the same bell, and one that fills it wakes this side, which empties it and looks at all of them.
 #![allow(unsafe_code)]
 
 mod lending;
@@ -159,7 +159,7 @@ impl Wire {
     }
 
     fn ring(&self) {
-        // Fails when its counter is full, and then the peer has been woken more often than anybody can count.
+        // Fails when its counter is full. Then the peer is awake, or about to be, and looks at this link too when it empties the bell.
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
     }
 }
