@@ -33,6 +33,7 @@ pub(in super::super) const END: [u8; MESSAGE] = {
 /// The regions that this end has lent, by slot.
 #[derive(Debug, Default)]
 pub(super) struct Lent {
+    /// Those that the peer did not leave in time stay taken: so it can make this end wait that many times, and not more.
     keys: [Option<Weak<Key>>; SLOTS],
     number: u32,
     /// The link has ended: nothing is lent any more.
@@ -79,10 +80,14 @@ impl Wire {
         self.memory.slot(self.direction, slot).close();
     }
 
-    /// Waits for a copy that the peer had begun, and makes the slot free. A peer that does not come to an end of it loses the link.
+    /// Waits for a copy that the peer had begun, and makes the slot free. A peer that does not come to an end of it, because it was stopped,
+    /// keeps the slot for as long as there is the link: it will look whether it was given up, and has to find that it was.
     pub(in super::super) fn take_back(&self, slot: usize) {
-        if !self.ends.load(Ordering::SeqCst) && !self.memory.slot(self.direction, slot).drain() {
-            self.cut();
+        let shared = self.memory.slot(self.direction, slot);
+        if self.ends.load(Ordering::SeqCst) {
+            // Nobody is waited for, so nothing that is under way may count.
+            shared.abandon();
+        } else if !shared.drain() {
             return;
         }
         if let Some(place) = self.lent.lock().keys.get_mut(slot) {
