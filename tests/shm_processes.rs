@@ -12,7 +12,7 @@ use std::{env, fs};
 use common::process::{Parent, Second, descriptors, two_processes};
 use common::rig::{End, Rig, Setup};
 use common::run::{SOON, eventually, within};
-use tokio_rdma::{Connection, Link, Listener, ProtectionDomain, RemoteRegion};
+use tokio_rdma::{Connection, ConnectionBuilder, Link, Listener, ProtectionDomain, RemoteRegion};
 
 /// One test at a time: they count what the process has.
 static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -213,10 +213,15 @@ async fn idles() -> Duration {
     panic!("with idle connections this process is never idle");
 }
 
+/// Otherwise each would be probed every 10 s, which is all that silent ones do.
+fn unprobed(settings: ConnectionBuilder) -> ConnectionBuilder {
+    settings.keepalive(None)
+}
+
 async fn serves_many(rig: Rig, mut second: Second) {
     let connections = count("TOKIO_RDMA_TEST_CONNECTIONS", 200);
     let domain = rig.domain();
-    let listener = rig.listener(&domain).await;
+    let listener = Listener::builder(&domain).connections(unprobed).bind(rig.address()).await.unwrap();
     second.tell(&listener.local_address().to_string()).await;
     let accept = async || {
         let end = End::new(&domain, listener.accept().await.unwrap());
@@ -246,7 +251,8 @@ async fn connects_many(rig: Rig, mut parent: Parent) {
     let connections = count("TOKIO_RDMA_TEST_CONNECTIONS", 200);
     let (domain, address) = (rig.domain(), parent.hear().await.unwrap());
     let connect = async |number: u64| {
-        let end = End::new(&domain, Connection::connect(&domain, address.as_str()).await.unwrap());
+        let connecting = unprobed(Connection::builder(&domain)).connect(address.as_str());
+        let end = End::new(&domain, connecting.await.unwrap());
         let ((), received) = tokio::join!(end.send_number(number), end.receive_number());
         assert_eq!(received, number + 1);
         end
