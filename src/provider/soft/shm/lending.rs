@@ -80,8 +80,8 @@ impl Wire {
         self.memory.slot(self.direction, slot).close();
     }
 
-    /// Waits for a copy that the peer had begun, and makes the slot free. A peer that does not come to an end of it, because it was stopped,
-    /// keeps the slot for as long as there is the link: it will look whether it was given up, and has to find that it was.
+    /// Waits for a copy that the peer had begun, and makes the slot free. A peer that does not come to an end of it, because it was
+    /// stopped, keeps the slot for as long as there is the link: it will look whether it was given up, and has to find that it was.
     pub(in super::super) fn take_back(&self, slot: usize) {
         let shared = self.memory.slot(self.direction, slot);
         if self.ends.load(Ordering::SeqCst) {

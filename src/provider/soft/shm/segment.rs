@@ -7,7 +7,8 @@
 //! 8 KiB    the former's bytes, then the latter's
 //! ```
 //!
-//! Invariant of [`Mapping`]: `LEN` bytes are mapped for reading and writing. The descriptor's size was sealed before it was compared with `LEN`, so that no access beyond the end of the file (`SIGBUS`) is possible.
+//! Invariant of [`Mapping`]: `LEN` bytes are mapped for reading and writing. The descriptor's size was sealed before it
+//! was compared with `LEN`, so that no access beyond the end of the file (`SIGBUS`) is possible.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
