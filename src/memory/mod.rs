@@ -30,6 +30,7 @@ pub(crate) mod device;
 pub(crate) mod dma;
 mod domain;
 mod exposed;
+pub(crate) mod mapped;
 pub(crate) mod pages;
 pub(crate) mod piece;
 mod pool;

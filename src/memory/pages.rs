@@ -8,13 +8,14 @@
 //! They are whole pages that belong to one piece alone, which outlives this.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, FsWord, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstatfs, memfd_create};
-use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{Resource, getrlimit};
 
 /// Longer pieces are not copied into a file, and out of it, for the sake of being mapped.
@@ -24,7 +25,7 @@ pub(crate) const MAPPED: usize = 256 << 20;
 pub(crate) struct Pages {
     ptr: NonNull<u8>,
     len: usize,
-    memory: OwnedFd,
+    memory: File,
     restored: AtomicBool,
     _place: Place,
 }
@@ -46,7 +47,7 @@ impl Pages {
         let memory = unsealed("tokio-rdma region", len)?;
         // What is behind the last byte is nobody's business.
         // SAFETY: the caller's bytes, which nobody uses meanwhile.
-        write_all(&memory, unsafe { std::slice::from_raw_parts(ptr.as_ptr(), used.min(len)) })?;
+        memory.write_all_at(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), used.min(len)) }, 0)?;
         // SAFETY: whole pages of the caller's, whose contents are in the file by now.
         unsafe { replace(ptr, len, libc::MAP_SHARED, memory.as_raw_fd()) }?;
         let pages = Self { ptr, len, memory, restored: AtomicBool::new(false), _place: place };
@@ -87,16 +88,7 @@ impl Pages {
     fn read_back(&self) -> io::Result<()> {
         // SAFETY: the piece's bytes, which nobody uses meanwhile, and which nobody else has mapped.
         let place = unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) };
-        let mut done = 0;
-        while done < place.len() {
-            match pread(&self.memory, &mut place[done..], done as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(len) => done += len,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+        self.memory.read_exact_at(place, 0)
     }
 }
 
@@ -113,30 +105,18 @@ const SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 pub(crate) fn file(name: &str, len: usize) -> io::Result<OwnedFd> {
     let memory = unsealed(name, len)?;
     fcntl_add_seals(&memory, SIZE | SealFlags::SEAL)?;
-    Ok(memory)
+    Ok(memory.into())
 }
 
 /// The memory is there, so that no access to it fails for want of some.
-fn unsealed(name: &str, len: usize) -> io::Result<OwnedFd> {
+fn unsealed(name: &str, len: usize) -> io::Result<File> {
     if limit(Resource::Fsize) < len as u64 {
         // Trying it would end the process with a signal.
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let memory = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     fallocate(&memory, FallocateFlags::empty(), 0, len as u64)?;
     Ok(memory)
-}
-
-fn write_all(memory: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match pwrite(memory, &bytes[done..], done as u64) {
-            Ok(len) => done += len,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 /// Whether a peer's descriptor is a file of memory in ordinary pages: of huge ones it could take back what nobody else can provide.
@@ -189,18 +169,12 @@ unsafe fn replace(at: NonNull<u8>, len: usize, flags: libc::c_int, file: libc::c
 #[cfg(all(test, not(miri)))]
 mod tests {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
-    use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::memory::mapped::Mapped;
 
-    fn map(pages: &Pages, rights: libc::c_int) -> io::Result<NonNull<u8>> {
-        let (file, flags) = (pages.memory().as_raw_fd(), libc::MAP_SHARED);
-        // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
-        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), pages.len, rights, flags, file, 0) };
-        if mapped == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(NonNull::new(mapped.cast()).unwrap())
+    fn map(pages: &Pages, writable: bool) -> io::Result<Mapped> {
+        Mapped::new(pages.memory(), pages.len, writable)
     }
 
     #[test]
@@ -212,14 +186,13 @@ mod tests {
         unsafe { ptr.as_ptr().write_bytes(7, 8192) };
         // SAFETY: whole pages of an allocation that nobody else uses.
         let pages = unsafe { Pages::share(ptr, 5000, 8192, false) }.unwrap();
-        assert!(map(&pages, libc::PROT_READ | libc::PROT_WRITE).is_err());
-        let theirs = map(&pages, libc::PROT_READ).unwrap();
-        let their = |at| theirs.as_ptr().wrapping_add(at);
+        assert!(map(&pages, true).is_err());
+        let theirs = map(&pages, false).unwrap();
+        let their = |at| theirs.at(at);
         // SAFETY: both are mapped, and this end's can be written.
         unsafe {
             ptr.as_ptr().write_volatile(8);
             assert_eq!((their(0).read_volatile(), their(4999).read_volatile(), their(5000).read_volatile()), (8, 7, 0));
-            libc::munmap(theirs.as_ptr().cast(), 8192);
             drop(pages);
             dealloc(ptr.as_ptr(), layout);
         }
@@ -237,8 +210,8 @@ mod tests {
             unsafe { byte(5000).write_volatile(7) };
             // SAFETY: whole pages of an allocation that nobody else uses.
             let pages = unsafe { Pages::share(ptr, LEN, LEN, true) }.unwrap();
-            let theirs = map(&pages, libc::PROT_READ | libc::PROT_WRITE).unwrap();
-            let their = |at| theirs.as_ptr().wrapping_add(at);
+            let theirs = map(&pages, true).unwrap();
+            let their = |at| theirs.at(at);
             // SAFETY: as above; `theirs` is as long.
             unsafe {
                 assert_eq!(their(5000).read_volatile(), 7);
@@ -253,7 +226,6 @@ mod tests {
                 byte(1).write_volatile(10);
                 assert_ne!(byte(0).read_volatile(), 9);
                 assert_eq!(their(1).read_volatile(), 0);
-                libc::munmap(theirs.as_ptr().cast(), LEN);
                 drop(pages);
                 assert_eq!(byte(1).read_volatile(), 10);
                 dealloc(ptr.as_ptr(), layout);

@@ -67,6 +67,7 @@ pub fn test_name(path: &'static str) -> &'static str {
 
 /// The other process, seen from the first one. Killed when dropped.
 pub struct Second {
+    test: String,
     child: Child,
     input: Option<ChildStdin>,
     output: Lines<BufReader<ChildStdout>>,
@@ -84,7 +85,12 @@ impl Second {
             .spawn()
             .unwrap();
         let (input, output) = (child.stdin.take(), child.stdout.take().unwrap());
-        Self { child, input, output: BufReader::new(output).lines() }
+        Self { test: test.to_owned(), child, input, output: BufReader::new(output).lines() }
+    }
+
+    /// One more process for the same test.
+    pub fn another(&self) -> Self {
+        Self::start(&self.test, &[])
     }
 
     /// The next thing it says.

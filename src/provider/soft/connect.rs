@@ -13,7 +13,7 @@ use super::handshake::{Handshake, Hello, Stream};
 use super::near::Offers;
 use super::qp::{Qp, Way};
 use super::rendezvous::Rendezvous;
-use super::shm::{self, Wire};
+use super::shm::{self, Obstacle, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::provider::{PRIVATE_DATA, PeerInfo, QpConfig, Srq};
@@ -130,8 +130,8 @@ impl<'a> Parts<'a> {
         token: u64,
     ) -> Result<(Qp, PeerInfo)> {
         let mut handshake = Handshake { ctx: self.ctx, stream, peer };
-        let bell = if handshake.offers()? { self.cq.bell().ok() } else { None };
-        let hello = Hello { shm: if bell.is_some() { shm::OFFERED } else { shm::DECLINED }, ..hello };
+        let bell = handshake.offers(self.cq)?;
+        let hello = Hello { shm: bell.map_or_else(Obstacle::code, |_| shm::OFFERED), ..hello };
         let (reply, attached) = handshake.request(&hello).await?;
         let wire = handshake.confirm(&reply, attached, bell).await?;
         self.finish(handshake, &hello, reply, wire, token)
@@ -145,14 +145,8 @@ impl<'a> Parts<'a> {
         request: Hello,
         token: u64,
     ) -> Result<(Qp, PeerInfo)> {
-        let agreement = match handshake.agree(&request) {
-            Ok(agreement) => agreement,
-            Err(error) => {
-                handshake.reject(&error.to_string()).await;
-                return Err(error);
-            }
-        };
-        let hello = Hello { shm: agreement.code, side: agreement.side, ..hello };
+        let agreement = handshake.agree(&request).await?;
+        let hello = Hello { shm: agreement.code(handshake.insists()), side: agreement.side, ..hello };
         let bell = if agreement.refusal().is_none() { Some(self.cq.bell()?) } else { None };
         let wire = handshake.reply(&hello, agreement, bell).await?;
         self.finish(handshake, &hello, request, wire, token)

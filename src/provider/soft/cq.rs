@@ -22,8 +22,8 @@ use crate::sync::Mutex;
 /// Token of the notification eventfd; queue pairs have the others.
 const NOTIFICATION: u64 = 0;
 
-/// Token of the bell: the eventfd by which peers wake this queue whose links are in shared memory. It is never read: each time
-/// it is written counts as an edge, see epoll(7).
+/// Token of the bell: the eventfd by which peers wake this queue whose links are in shared memory. Each time it is written counts
+/// as an edge, see epoll(7); what it counts matters to nobody, but a full one cannot be written, see [`CqShared::hush`].
 const BELL: u64 = u64::MAX;
 
 /// At every so-many-th look epoll is asked about links through shared memory too: only their sockets tell that a peer has died.
@@ -295,6 +295,9 @@ impl CqShared {
                     if token == BELL {
                         // It was meant for the engine as well, which peers do not ring for again before it has seen to that.
                         self.want_attention();
+                        for qp in self.hush() {
+                            more |= self.look_at(&qp, qp.unblocked(), deferred);
+                        }
                     }
                     if let Some(qp) = self.told_of(token).filter(|qp| writable || !driven(qp)) {
                         more |= self.look_at(&qp, writable, deferred);
@@ -338,6 +341,19 @@ impl CqShared {
             false => None,
         });
         news.collect()
+    }
+
+    /// Empties the bell, once epoll has told of it, and then looks for what peers have to say.
+    ///
+    /// All peers ring the same bell, and one of them can fill it, so that the others cannot ring. Filling it is ringing too: epoll
+    /// tells of it, or still has to. Who could not ring had written to its ring before it tried, and tried before the bell was
+    /// emptied, so this look sees what it wrote; or the bell was filled after this emptied it, and then epoll tells of it again.
+    fn hush(&self) -> SmallVec<[Arc<QpShared>; 4]> {
+        if let Some(bell) = self.bell.get() {
+            // Whoever else has emptied it meanwhile looks as well.
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+        self.with_news()
     }
 
     /// Has peers wake whoever goes to sleep now. Another look comes after it.
@@ -398,6 +414,12 @@ impl CqShared {
         let Ok(ready) = ready(&self.epoll, Some(&NOW)) else { return total };
         let full = ready.len() == READY;
         for (token, writable) in ready {
+            if token == BELL {
+                for qp in self.hush() {
+                    let writable = qp.unblocked();
+                    serve(qp, writable);
+                }
+            }
             if let Some(qp) = self.told_of(token).filter(|qp| writable || !driven(qp)) {
                 serve(qp, writable);
             }

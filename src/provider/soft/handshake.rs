@@ -9,10 +9,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::context::Shared;
+use super::cq::Cq;
 use super::faults::HandshakeStep;
 use super::near::Name;
 use super::qp::Agreed;
-use super::shm::{self, Agreement, LinkPolicy, Side, Socket, Wire};
+use super::shm::{self, Agreement, LinkPolicy, Obstacle, Socket, Wire};
 use super::wire::VERSION;
 use crate::error::{Error, Result};
 use crate::provider::{Link, PRIVATE_DATA, PeerInfo, QpConfig};
@@ -115,7 +116,7 @@ pub(super) struct Hello {
     pub peer_nonce: u64,
     /// Of the queue pair, for peers in the same process.
     pub name: Name,
-    /// Shared memory: whether it is offered, or what became of the offer, and where else to meet for it.
+    /// Shared memory: whether it is offered, or what became of the offer, or why not; and where else to meet for it.
     pub shm: u8,
     pub side: u64,
     pub private_data: Vec<u8>,
@@ -131,7 +132,7 @@ impl Hello {
             nonce: 0,
             peer_nonce: 0,
             name,
-            shm: shm::DECLINED,
+            shm: Obstacle::Untold.code(),
             side: 0,
             private_data,
         }
@@ -272,21 +273,21 @@ impl Handshake<'_> {
         }
     }
 
-    /// Whether this side offers shared memory; an error if it insists but cannot.
-    pub(super) fn offers(&self) -> Result<bool> {
-        let offered = self
-            .stream
-            .ends()
-            .map_err(|error| self.error("link", error))
-            .map(|ends| shm::offer(self.ctx.links, ends))?;
+    /// Whether this side offers shared memory, with the descriptor by which the peer wakes it; an error if it insists but cannot.
+    pub(super) fn offers<'cq>(&self, cq: &'cq Cq) -> Result<std::result::Result<BorrowedFd<'cq>, Obstacle>> {
+        let ends = self.stream.ends().map_err(|error| self.error("link", error))?;
+        let offered = match shm::obstacle(self.ctx.links, ends) {
+            Some(obstacle) => Err(obstacle),
+            None => cq.bell().map_err(|_| Obstacle::Failed),
+        };
         match offered {
-            Err(why) if self.ctx.links == LinkPolicy::SharedMemory => Err(self.no_shm(why)),
-            offered => Ok(offered.is_ok()),
+            Err(obstacle) if self.insists() => Err(self.error("link", wanted(obstacle.words()[0]))),
+            offered => Ok(offered),
         }
     }
 
-    fn no_shm(&self, why: impl std::fmt::Display) -> Error {
-        self.error("link", format!("shared memory is wanted, but {why}"))
+    pub(super) fn insists(&self) -> bool {
+        self.ctx.links == LinkPolicy::SharedMemory
     }
 
     /// The connecting side, up to the reply, with what came along.
@@ -304,9 +305,7 @@ impl Handshake<'_> {
                 }
                 Ok((reply, attached))
             }
-            (REJECT, body) => {
-                Err(self.error("request", format!("refused: {}", String::from_utf8_lossy(&body).escape_debug())))
-            }
+            (REJECT, why) => Err(self.refused("request", &why)),
             (kind, _) => Err(self.error("reply", format!("unexpected message {kind}"))),
         }
     }
@@ -316,25 +315,37 @@ impl Handshake<'_> {
         &mut self,
         reply: &Hello,
         attached: Vec<OwnedFd>,
-        bell: Option<BorrowedFd<'_>>,
+        bell: std::result::Result<BorrowedFd<'_>, Obstacle>,
     ) -> Result<Option<Wire>> {
         let taken = match (shm::place(reply.shm), bell) {
-            (shm::Place::Attached, Some(_)) => shm::take_up(attached).map(|wire| (None, wire)),
-            (shm::Place::Beside, Some(bell)) => {
-                shm::take_up_beside(Side(reply.side), bell).await.map(|(socket, wire)| (Some(socket), wire))
+            (_, Err(own)) => Err((own, own.words())),
+            (shm::Place::Attached, Ok(_)) => match shm::take_up(attached) {
+                Ok(wire) => Ok((None, wire)),
+                Err(_) => Err((Obstacle::Failed, Obstacle::Failed.words())),
+            },
+            (shm::Place::Beside, Ok(bell)) => match shm::take_up_beside(reply.side, bell).await {
+                Ok((socket, wire)) => Ok((Some(socket), wire)),
+                Err(own) => Err((own, own.words())),
+            },
+            (shm::Place::Nowhere, Ok(_)) => {
+                let obstacle = Obstacle::of(reply.shm);
+                Err((obstacle, obstacle.words_of_peer()))
             }
-            _ => Err(io::Error::other(shm::reason(reply.shm))),
         };
-        let (beside, wire) = match taken {
-            Ok((beside, wire)) => (beside, Some(wire)),
-            Err(why) if self.ctx.links == LinkPolicy::SharedMemory => return Err(self.no_shm(why)),
-            Err(why) => {
-                tracing::debug!(peer = self.peer, %why, "no link through shared memory");
-                (None, None)
+        let (beside, wire, ready) = match taken {
+            Ok((beside, wire)) => (beside, Some(wire), shm::TAKEN),
+            // Not told that all is well, the other end does not go on either.
+            Err((_, [why, for_peer])) if self.insists() || shm::insists(reply.shm) => {
+                self.refuse("ready", &wanted(for_peer)).await;
+                return Err(self.error("link", wanted(why)));
+            }
+            Err((obstacle, [why, _])) => {
+                tracing::debug!(peer = self.peer, why, "no link through shared memory");
+                (None, None, obstacle.code())
             }
         };
-        let bell = bell.filter(|_| wire.is_some() && beside.is_none());
-        self.send_attached("ready", READY, &[wire.is_some().into()], bell.as_slice()).await?;
+        let bell = bell.ok().filter(|_| wire.is_some() && beside.is_none());
+        self.send_attached("ready", READY, &[ready], bell.as_slice()).await?;
         if let Some(beside) = beside {
             self.stream = Stream::Unix(beside);
         }
@@ -355,14 +366,15 @@ impl Handshake<'_> {
         Ok(hello)
     }
 
-    /// Answers what the request said of shared memory.
-    pub(super) fn agree(&self, request: &Hello) -> Result<Agreement> {
+    /// Answers what the request said of shared memory. If this side insists and cannot have it, the peer is refused.
+    pub(super) async fn agree(&mut self, request: &Hello) -> Result<Agreement> {
         let ends = self.stream.ends().map_err(|error| self.error("link", error))?;
         let agreement = Agreement::answer(self.ctx.links, request.shm, ends);
-        match agreement.refusal() {
-            Some(why) if self.ctx.links == LinkPolicy::SharedMemory => Err(self.no_shm(why)),
-            _ => Ok(agreement),
+        if let Some([why, for_peer]) = agreement.refusal().filter(|_| self.insists()) {
+            self.refuse("reply", &wanted(for_peer)).await;
+            return Err(self.error("link", wanted(why)));
         }
+        Ok(agreement)
     }
 
     pub(super) async fn reply(
@@ -388,19 +400,24 @@ impl Handshake<'_> {
                 }
             };
             // The two come by different ways.
-            if met.is_none() && agreement.meets() && ready == (READY, vec![1]) {
+            if met.is_none() && agreement.meets() && ready == (READY, vec![shm::TAKEN]) {
                 met = Some(meeting.await);
             }
             (ready, met)
         };
-        let taken = match (ready.0, ready.1.as_slice()) {
-            (READY, [0]) => false,
-            (READY, [1]) => true,
+        match (ready.0, ready.1.as_slice()) {
+            (READY, [shm::TAKEN]) => {}
+            (READY, [code]) => {
+                let [why, _] = agreement.refusal().unwrap_or(Obstacle::of(*code).words_of_peer());
+                // A peer that was told that this side insists does not come here.
+                if self.insists() {
+                    return Err(self.error("link", wanted(why)));
+                }
+                tracing::debug!(peer = self.peer, why, "no link through shared memory");
+                return Ok(None);
+            }
+            (REJECT, why) => return Err(self.refused("ready", why)),
             (kind, _) => return Err(self.error("ready", format!("unexpected message {kind}"))),
-        };
-        if !taken {
-            let why = "the peer could not take it up";
-            return if self.ctx.links == LinkPolicy::SharedMemory { Err(self.no_shm(why)) } else { Ok(None) };
         }
         let bell = match met.take() {
             Some((socket, bell)) => {
@@ -415,13 +432,22 @@ impl Handshake<'_> {
 
     /// Refuses the peer; the error is for this side.
     pub(super) async fn reject(&mut self, reason: &str) -> Error {
+        self.refuse("reply", reason).await;
+        self.error("request", format!("refused by this side: {reason}"))
+    }
+
+    async fn refuse(&mut self, step: &'static str, reason: &str) {
         let mut end = reason.len().min(REASON);
         while !reason.is_char_boundary(end) {
             end -= 1;
         }
         // That the refusal does not arrive changes nothing: the socket closes.
-        let _ = self.send("reply", REJECT, &reason.as_bytes()[..end]).await;
-        self.error("request", format!("refused by this side: {reason}"))
+        let _ = self.send(step, REJECT, &reason.as_bytes()[..end]).await;
+    }
+
+    /// The peer has refused.
+    fn refused(&self, step: &'static str, why: &[u8]) -> Error {
+        self.error(step, format!("refused: {}", String::from_utf8_lossy(why).escape_debug()))
     }
 
     pub(super) fn finish(self, agreed: &Agreed, peer: Hello, wire: Option<&Wire>) -> Result<(OwnedFd, PeerInfo)> {
@@ -435,6 +461,10 @@ impl Handshake<'_> {
         let socket = self.stream.into_fd().map_err(|error| Error::io("take over", &info.address, error))?;
         Ok((socket, info))
     }
+}
+
+fn wanted(why: &str) -> String {
+    format!("shared memory is wanted, but {why}")
 }
 
 #[cfg(test)]

@@ -4,20 +4,13 @@
 //! region's file through the socket (SCM_RIGHTS, unix(7)). From then on the peer copies by itself. The same socket carries the end of
 //! the stream, so what goes through it before has a head of fixed size.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
-
-use super::Wire;
 use super::window::{Grant, SLOTS, Window};
+use super::{Wire, rights};
 use crate::memory::Access;
 use crate::memory::dma::Segment;
 use crate::provider::soft::keys::Key;
@@ -40,6 +33,7 @@ pub(in super::super) const END: [u8; MESSAGE] = {
 /// The regions that this end has lent, by slot.
 #[derive(Debug, Default)]
 pub(super) struct Lent {
+    /// Those that the peer did not leave in time stay taken: so it can make this end wait that many times, and not more.
     keys: [Option<Weak<Key>>; SLOTS],
     number: u32,
     /// The link has ended: nothing is lent any more.
@@ -64,12 +58,8 @@ impl Wire {
     }
 
     fn tell(&self, message: &[u8], attached: BorrowedFd<'_>) -> bool {
-        let Some(socket) = self.socket.get() else { return false };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(&attached)));
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match sendmsg(socket, &[IoSlice::new(message)], &mut control, flags) {
+        let Some(socket) = &self.socket else { return false };
+        match rights::send(socket, message, &[attached]) {
             Ok(sent) if sent == message.len() => {
                 if self.writer.count_message(self.memory.positions(self.direction)) {
                     self.ring();
@@ -90,10 +80,14 @@ impl Wire {
         self.memory.slot(self.direction, slot).close();
     }
 
-    /// Waits for a copy that the peer had begun, and makes the slot free. A peer that does not come to an end of it loses the link.
+    /// Waits for a copy that the peer had begun, and makes the slot free. A peer that does not come to an end of it, because it was
+    /// stopped, keeps the slot for as long as there is the link: it will look whether it was given up, and has to find that it was.
     pub(in super::super) fn take_back(&self, slot: usize) {
-        if !self.ends.load(Ordering::SeqCst) && !self.memory.slot(self.direction, slot).drain() {
-            self.cut();
+        let shared = self.memory.slot(self.direction, slot);
+        if self.ends.load(Ordering::SeqCst) {
+            // Nobody is waited for, so nothing that is under way may count.
+            shared.abandon();
+        } else if !shared.drain() {
             return;
         }
         if let Some(place) = self.lent.lock().keys.get_mut(slot) {
@@ -111,7 +105,7 @@ impl Wire {
     }
 
     fn cut(&self) {
-        if let Some(socket) = self.socket.get() {
+        if let Some(socket) = &self.socket {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
     }
@@ -123,7 +117,7 @@ impl Wire {
 
     /// Takes in what came through the socket.
     pub(in super::super) fn hear(&self) {
-        let Some(socket) = self.socket.get() else { return };
+        let Some(socket) = &self.socket else { return };
         let mut windows = self.windows.lock();
         self.reader.hear(self.memory.positions(1 - self.direction));
         for _ in 0..MESSAGES {
@@ -131,19 +125,19 @@ impl Wire {
                 return;
             }
             let mut message = [0; MESSAGE];
-            match receive(socket.as_fd(), &mut message) {
-                Ok((MESSAGE, Some(memory))) if message[0] == LENDS => {
+            match rights::receive(socket, &mut message) {
+                Ok((MESSAGE, mut received)) if message[0] == LENDS => {
+                    // It got lost on the way, for want of a number for instance.
+                    let Some(memory) = received.pop() else { continue };
                     // One that cannot be mapped is used through the ring, as before.
                     if let Ok(window) = Window::map(Grant::parse(&message), &memory) {
                         windows.retain(|other| other.grant.slot != window.grant.slot);
-                        windows.push(Arc::new(window));
+                        windows.push(window);
                         self.has_windows.store(true, Ordering::Relaxed);
                     }
                 }
-                // The descriptor got lost on the way, for want of a number for instance.
-                Ok((MESSAGE, None)) if message[0] == LENDS => {}
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The end, of the stream or of the socket. What else comes is no part of the stream, which then ends too.
                 _ => self.end(),
             }
@@ -202,20 +196,6 @@ impl Grant {
             offset: long(40),
         }
     }
-}
-
-fn receive(socket: BorrowedFd<'_>, message: &mut [u8]) -> Result<(usize, Option<OwnedFd>), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let read = recvmsg(socket, &mut [IoSliceMut::new(message)], &mut control, flags)?;
-    let mut attached = None;
-    for part in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = part {
-            attached = descriptors.last().or(attached);
-        }
-    }
-    Ok((read.bytes, attached))
 }
 
 #[cfg(all(test, not(rdma_loom)))]

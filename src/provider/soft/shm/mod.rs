@@ -10,29 +10,32 @@
 //! **Whom it trusts.** Both ends belong to the same user (`SO_PEERCRED`, compared with the effective user id, see unix(7)), who in most
 //! settings can stop and inspect either process anyway (kill(2), ptrace(2)); containers that share a user id but nothing else are one where
 //! not. Nothing that a peer does to the memory can make this side crash or read what is not the peer's: positions are checked where they
-//! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. But all peers of a
-//! completion queue ring the same bell, and one that fills it keeps the others from waking this side.
+//! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. All peers of a completion queue
+//! ring the same bell, and one that fills it wakes this side, which empties it and looks at all of them.
 #![allow(unsafe_code)]
 
 mod lending;
+mod obstacle;
 mod offer;
 mod policy;
+mod rights;
 mod ring;
 mod segment;
 mod window;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, OnceLock};
 
 pub(super) use self::lending::END;
 use self::lending::Lent;
+pub(super) use self::obstacle::Obstacle;
 pub(super) use self::offer::{
-    Agreement, DECLINED, DESCRIPTORS, OFFERED, Place, Side, Socket, offer, place, reason, receive, send, take_up,
-    take_up_beside,
+    Agreement, OFFERED, Place, Socket, TAKEN, insists, obstacle, place, receive, send, take_up, take_up_beside,
 };
 pub use self::policy::LinkPolicy;
+pub(super) use self::rights::DESCRIPTORS;
 use self::ring::{Corrupt, Reader, Writer};
 use self::segment::Mapping;
 pub(super) use self::window::Grant;
@@ -55,36 +58,33 @@ pub(super) struct Wire {
     /// This end waits for room.
     starving: AtomicBool,
     /// Through which regions are lent.
-    socket: OnceLock<Arc<OwnedFd>>,
+    socket: Option<Arc<OwnedFd>>,
     lent: Mutex<Lent>,
     /// What the peer has lent.
-    windows: Mutex<Vec<Arc<Window>>>,
+    windows: Mutex<Vec<Window>>,
     has_windows: AtomicBool,
 }
 
 impl Wire {
-    fn new(memory: BorrowedFd<'_>, bell: OwnedFd, direction: usize) -> io::Result<Self> {
-        let memory = Mapping::of(memory)?;
-        let (writer, reader) = (Writer::default(), Reader::default());
-        Ok(Self {
+    fn new(memory: Mapping, bell: OwnedFd, direction: usize) -> Self {
+        Self {
             memory,
             direction,
-            writer,
-            reader,
+            writer: Writer::default(),
+            reader: Reader::default(),
             bell,
             ends: AtomicBool::new(false),
             starving: AtomicBool::new(false),
-            socket: OnceLock::new(),
+            socket: None,
             lent: Mutex::default(),
             windows: Mutex::default(),
             has_windows: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Tells which socket the link belongs to.
     pub(super) fn with_socket(self, socket: &Arc<OwnedFd>) -> Self {
-        let _ = self.socket.set(Arc::clone(socket));
-        self
+        Self { socket: Some(Arc::clone(socket)), ..self }
     }
 
     /// Whether the peer has lent anything.
@@ -159,7 +159,7 @@ impl Wire {
     }
 
     fn ring(&self) {
-        // Fails when its counter is full, and then the peer has been woken more often than anybody can count.
+        // Fails when its counter is full. Then the peer is awake, or about to be, and looks at this link too when it empties the bell.
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
     }
 }
@@ -182,9 +182,10 @@ pub(super) const CORRUPT: &str = "a position in the link's shared memory makes n
 impl Wire {
     /// Both ends of a link that nobody negotiated; each rings the bell that it is given.
     pub(super) fn pair(bells: [OwnedFd; 2]) -> [Self; 2] {
-        let memory = segment::create().unwrap();
-        let [first, second] = bells;
-        [(first, 0), (second, 1)].map(|(bell, direction)| Self::new(memory.as_fd(), bell, direction).unwrap())
+        let (memory, first) = segment::create().unwrap();
+        let second = Mapping::of(memory.as_fd()).unwrap();
+        let [to_second, to_first] = bells;
+        [Self::new(first, to_second, 0), Self::new(second, to_first, 1)]
     }
 
     /// Puts a word anywhere into the shared memory, as a peer could.

@@ -7,18 +7,18 @@
 //! 8 KiB    the former's bytes, then the latter's
 //! ```
 //!
-//! Invariant of [`Mapping`]: `LEN` bytes at `base` are mapped for reading and writing until it is dropped. The descriptor's size was
-//! sealed before it was compared with `LEN`, so that no access beyond the end of the file (`SIGBUS`) is possible.
+//! Invariant of [`Mapping`]: `LEN` bytes are mapped for reading and writing. The descriptor's size was sealed before it
+//! was compared with `LEN`, so that no access beyond the end of the file (`SIGBUS`) is possible.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use super::ring::{RING, Shared};
 use super::window::{SLOTS, Slot};
 use crate::memory::dma::Segment;
+use crate::memory::mapped::Mapped;
 use crate::memory::pages::file;
 
 const LENT: usize = 4096;
@@ -30,41 +30,30 @@ const _: () = assert!(size_of::<Shared>() <= POSITIONS && align_of::<Shared>() <
 
 #[derive(Debug)]
 pub(super) struct Mapping {
-    base: NonNull<u8>,
+    memory: Mapped,
 }
 
-// SAFETY: an address of memory that any thread may use; what it is used for are atomics and copies.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-/// A fresh segment, all zero, for [`Mapping::of`] and for the peer.
-pub(super) fn create() -> io::Result<OwnedFd> {
-    file("tokio-rdma link", LEN)
+/// A fresh segment, all zero: for the peer, and mapped here.
+pub(super) fn create() -> io::Result<(OwnedFd, Mapping)> {
+    let memory = file("tokio-rdma link", LEN)?;
+    let mapping = Mapping::of(memory.as_fd())?;
+    Ok((memory, mapping))
 }
 
 impl Mapping {
-    /// Maps a segment that this end made, or that a peer says it made.
+    /// Maps a segment, or what a peer says is one.
     pub(super) fn of(memory: BorrowedFd<'_>) -> io::Result<Self> {
         // First the seals: what they say of the size holds from then on. A descriptor that is no memfd has none to ask for.
         let sealed = fcntl_get_seals(memory)?.contains(SealFlags::SHRINK | SealFlags::GROW);
         if !sealed || fstat(memory)?.st_size != LEN as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the link's memory is not sealed to its size"));
         }
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), LEN, rights, libc::MAP_SHARED, memory.as_fd().as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base })
+        Ok(Self { memory: Mapped::new(memory, LEN, true)? })
     }
 
     /// The positions of a direction (0 or 1).
     pub(super) fn positions(&self, direction: usize) -> &Shared {
-        let at = self.base.as_ptr().wrapping_add(direction.min(1) * POSITIONS).cast::<Shared>();
+        let at = self.memory.at(direction.min(1) * POSITIONS).cast::<Shared>();
         // SAFETY: inside of the mapping and aligned, since the base is a page's; mapped while `self` is borrowed. It consists of
         // atomics, for which every bit pattern is valid, and is used as nothing else at this end. The peer may change it at any
         // time, as atomics allow.
@@ -74,14 +63,14 @@ impl Mapping {
     /// A slot of what the end lends that writes this direction.
     pub(super) fn slot(&self, direction: usize, slot: usize) -> &Slot {
         let index = direction.min(1) * SLOTS + slot.min(SLOTS - 1);
-        let at = self.base.as_ptr().wrapping_add(LENT + index * size_of::<Slot>()).cast::<Slot>();
+        let at = self.memory.at(LENT + index * size_of::<Slot>()).cast::<Slot>();
         // SAFETY: as above.
         unsafe { &*at }
     }
 
     /// `len` bytes of a direction's ring from `at` on: to the end, and from the beginning on. Not more than there are.
     pub(super) fn bytes(&self, direction: usize, at: usize, len: usize) -> [Segment; 2] {
-        let ring = Segment::new(self.base.as_ptr().wrapping_add(RINGS + direction.min(1) * RING), RING);
+        let ring = Segment::new(self.memory.at(RINGS + direction.min(1) * RING), RING);
         let (at, len) = (at.min(RING), len.min(RING));
         let first = len.min(RING - at);
         let part = |at, len| ring.slice(at, len).unwrap_or(Segment::new(std::ptr::null_mut(), 0));
@@ -94,17 +83,9 @@ impl Mapping {
     /// Writes a word at a place, round and round.
     pub(super) fn scribble(&self, at: usize, word: u64) {
         use std::sync::atomic::{AtomicU64, Ordering};
-        let place = self.base.as_ptr().wrapping_add(at / 8 * 8 % LEN).cast::<u64>();
+        let place = self.memory.at(at / 8 * 8 % LEN).cast::<u64>();
         // SAFETY: aligned and inside of the mapping, whose length is a multiple of 8.
         unsafe { AtomicU64::from_ptr(place) }.store(word, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `of` with this length, and no borrow of it is left. That it fails, for want of memory for the
-        // kernel's books, leaves it mapped, which harms nobody.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), LEN) };
     }
 }
 
@@ -128,14 +109,14 @@ mod tests {
         assert!(!memfd(LEN as u64 - 1, both) && !memfd(LEN as u64 + 1, both) && !memfd(0, both));
         let file = std::fs::File::open("/dev/zero").unwrap();
         assert!(Mapping::of(file.as_fd()).is_err());
-        let memory = create().unwrap();
+        let (memory, _mapping) = create().unwrap();
         assert!(Mapping::of(memory.as_fd()).is_ok() && ftruncate(&memory, 1).is_err());
     }
 
     #[test]
     fn both_ends_see_the_same_bytes_and_the_directions_do_not_overlap() {
-        let memory = create().unwrap();
-        let (here, there) = (Mapping::of(memory.as_fd()).unwrap(), Mapping::of(memory.as_fd()).unwrap());
+        let (memory, here) = create().unwrap();
+        let there = Mapping::of(memory.as_fd()).unwrap();
         for direction in [0, 1] {
             let [end, start] = here.bytes(direction, RING - 3, 8);
             assert_eq!((end.len(), start.len()), (3, 5));

@@ -4,17 +4,19 @@
 //! while it copies. The other end says that it is busy and then looks at the state; the owner revokes and then looks whether the
 //! other end is busy. With a full fence between the two on either side, one of them sees the other: either nothing is copied, or the
 //! owner waits until it is. An owner that gives up waiting says so and then looks once more; the other end, when it is done, says that
-//! and then looks whether it was given up. So it never takes for done what the owner went on without.
+//! and then looks whether it was given up. So it never takes for done what the owner went on without; and it may look late, so a slot
+//! that was given up while somebody was busy is never opened again. What did not count the other end tries through the ring, where the
+//! key is unknown by then: nothing is done twice.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::memory::Access;
 use crate::memory::dma::Segment;
+use crate::memory::mapped::Mapped;
 use crate::memory::pages::{MAPPED, is_ordinary};
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -110,14 +112,8 @@ pub(in super::super) struct Grant {
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) grant: Grant,
-    base: NonNull<u8>,
-    mapped: usize,
+    memory: Mapped,
 }
-
-// SAFETY: an address of memory that any thread may use; it is copied from and to, or used as atomics.
-unsafe impl Send for Window {}
-// SAFETY: as above.
-unsafe impl Sync for Window {}
 
 impl Window {
     /// Maps a region, read-only if that is all that was granted.
@@ -136,16 +132,10 @@ impl Window {
         {
             return Err(wrong("a region that is not in its memory"));
         }
-        let mapped = usize::try_from(size).map_err(|_| wrong("a region larger than the address space"))?;
+        let len = usize::try_from(size).map_err(|_| wrong("a region larger than the address space"))?;
         let writes = grant.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let rights = if writes { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: a fresh mapping at a place of the kernel's choice touches no other memory.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), mapped, rights, libc::MAP_SHARED, memory.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { grant, base, mapped })
+        // The seals hold from before the size was looked at.
+        Ok(Self { grant, memory: Mapped::new(memory.as_fd(), len, writes)? })
     }
 
     /// The bytes that the owner knows at `address`, if they and the rights were granted.
@@ -159,14 +149,7 @@ impl Window {
             return None;
         }
         // Both fit, since the end of the grant is inside of what is mapped.
-        Segment::new(self.base.as_ptr(), self.mapped).slice((grant.offset + within) as usize, len)
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length; nobody uses it any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
+        self.memory.segment().slice((grant.offset + within) as usize, len)
     }
 }
 
@@ -247,6 +230,10 @@ mod loom_tests {
             // Without patience.
             let drained = slot.busy.load(Ordering::Acquire) == 0 || slot.give_up();
             let found = if drained { memory.with(|byte| unsafe { *byte }) } else { 0 };
+            // For the next region.
+            if drained {
+                slot.open(9);
+            }
             let counted = copying.join().unwrap();
             assert!(!counted || (drained && found == 1));
         });
