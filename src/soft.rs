@@ -18,7 +18,7 @@
 //!
 //! # Links
 //!
-//! Two ends on one host are linked through shared memory if they belong to the same user and both want it, which is the default; otherwise
+//! Two ends on one host are linked through shared memory if they belong to the same user and both want it, which has to be said; otherwise
 //! through the socket that they connected through. [`LinkPolicy`] chooses, and [`Connection::link`](crate::Connection::link) says
 //! which it is.
 //!
@@ -30,8 +30,8 @@
 //! Memory that is exposed can be mapped by peers if it consists of pages of its own: what [`ProtectionDomain::alloc`] allocated,
 //! and buffers of a [`BufferPool`] whose length is a multiple of the page size. [`Buffer::expose`] then copies it into a file of its own
 //! (memfd_create(2)) in place, and [`ExposedRegion::reclaim`] copies it back into pages that no peer has, which takes as long as
-//! copying does: some 0.2 ms per MiB. A copy of at most 256 KiB that a peer has begun is waited for; one that does not end within 50 ms costs
-//! the peer its connection. Operations on other memory, and on this memory before the peer has mapped it, go through the link like
+//! copying does: some 0.2 ms per MiB. A copy of at most 256 KiB that a peer has begun is waited for, up to 50 ms; one that
+//! takes longer, of a process that was stopped for instance, counts for nothing and reaches nothing. Operations on other memory, and on this memory before the peer has mapped it, go through the link like
 //! messages.
 //!
 //! [`ProtectionDomain::alloc`]: crate::ProtectionDomain::alloc
