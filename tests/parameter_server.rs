@@ -298,6 +298,11 @@ async fn a_server_without_workers_gives_up_with_a_checkpoint() {
         let complaints = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && complaints.contains(words), "{complaints}");
     }
+    // One that forgot --resume has nothing that is worth more.
+    let saved = std::fs::read(site.file("state")).unwrap();
+    let output = site.output("--role server --address unix:socket --workers 1 --wait 1 --checkpoint state").await;
+    assert!(String::from_utf8_lossy(&output.stderr).contains("before the first step"), "{output:?}");
+    assert!(std::fs::read(site.file("state")).unwrap() == saved, "the checkpoint was replaced");
 }
 
 /// The processes whose command line has these words.

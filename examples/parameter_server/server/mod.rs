@@ -116,6 +116,8 @@ pub async fn run(options: &Options) -> Result<()> {
 struct Training<'a> {
     options: &'a Options,
     schedule: Schedule,
+    /// Steps before this process's life.
+    began: u64,
     parameters: Box<[f32; PARAMETERS]>,
     publisher: Publisher,
     /// The parameters in the form that is published.
@@ -190,6 +192,7 @@ impl<'a> Training<'a> {
         let progress = Progress::new(tickets, schedule.applied(), options.log_every);
         Ok(Self {
             options,
+            began: schedule.version(),
             schedule,
             parameters,
             publisher,
@@ -361,9 +364,13 @@ impl<'a> Training<'a> {
     /// Ends before the end, so that `--resume` goes on from here.
     async fn stop(mut self, why: &str) -> Result<()> {
         self.progress.end();
-        self.save_last().await?;
         let step = self.schedule.version();
+        // The file may hold more than a training that has not begun.
+        if step > self.began {
+            self.save_last().await?;
+        }
         match &self.options.checkpoint {
+            Some(_) if step == 0 => bail!("{why}, before the first step"),
             Some(path) => bail!("{why}, at step {step}; --resume goes on from {}", path.display()),
             None => bail!("{why}, at step {step}; with --checkpoint FILE the training could go on from there"),
         }
