@@ -4,12 +4,28 @@
 mod example;
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
+use tokio::process::Command;
+
+/// No run here takes so long, in a debug build on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn perf(arguments: &[&str]) -> Option<Output> {
-    Some(command()?.args(arguments).output().unwrap())
+    let mut command = command()?;
+    command.args(arguments);
+    Some(output(command))
+}
+
+/// It is killed when that takes too long.
+fn output(mut command: Command) -> Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let running = command.stdin(Stdio::null()).kill_on_drop(true).output();
+        tokio::time::timeout(LIMIT, running).await.unwrap_or_else(|_| panic!("no end within {LIMIT:?}")).unwrap()
+    })
 }
 
 fn command() -> Option<Command> {
@@ -56,6 +72,7 @@ fn what_cannot_be_done_is_said() {
         (&["--sizes", "1G", "--depth", "8"], "the limit is 1073741824; choose fewer with --depth"),
         (&["--sizes", "0"], "out of range"),
         (&["--operation", "teleport"], "teleport"),
+        (&["--duration", "0", "--warm-up", "0", "--size", "8"], "no operation was made in the time; raise --duration"),
         (&["--role", "client"], "--address"),
         (&["--address", "nowhere"], "nowhere"),
         (&["--role", "server", "--wait", "1"], "no client within 1s"),
@@ -74,9 +91,15 @@ fn memory_of_a_gpu_is_measured() {
     let Some(mut command) = command() else { return };
     let driver = fake_cuda::directory(&[]).unwrap();
     command.args(["--memory", "gpu:0", "--sizes", "8,64K", "--count", "10", "--warm-up", "0", "--depth", "2"]);
-    let output = command.env("LD_LIBRARY_PATH", driver.path()).output().unwrap();
+    command.env("LD_LIBRARY_PATH", driver.path());
+    let output = output(command);
     let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}{complained}");
-    assert!(said.contains("memory GPU 0") && said.contains("path software here and GPU 0"), "{said}");
+    assert!(
+        said.contains("memory GPU 0")
+            && said.contains(", of atomics the host's")
+            && said.contains("path software here and GPU 0"),
+        "{said}"
+    );
     assert_eq!(said.lines().filter(|line| line.contains("soft0, link tcp")).count(), 6 * 2 + 2, "{said}");
 }

@@ -1,5 +1,6 @@
 //! Clients that GET and PUT as fast as they can, and check every value.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use tokio::task::JoinSet;
 use tokio_rdma::{Address, ProtectionDomain};
 
 use crate::report::Report;
-use crate::store::{Client, Counts};
+use crate::store::Client;
+use crate::store::client::Counts;
 
 /// Bytes of a value that say which PUT it is from.
 const STAMP: usize = 8;
@@ -155,6 +157,8 @@ impl Worker {
         let histogram = || Histogram::new_with_bounds(1, 3_600_000_000_000, 3);
         let (mut gets, mut puts) = (histogram()?, histogram()?);
         let mut value = vec![0; load.value_size as usize];
+        // The newest version that this client knows of.
+        let mut versions: HashMap<u64, u64> = HashMap::new();
         let start = Instant::now();
         while !stop.load(Relaxed) {
             let key = match load.distribution {
@@ -168,11 +172,15 @@ impl Worker {
                 gets.saturating_record(since.elapsed().as_nanos() as u64);
                 let found = found.with_context(|| format!("key {key} is not there, though it was stored"))?;
                 check(key, found.value, load.value_size)?;
+                let (version, last) = (found.version, versions.entry(key).or_default());
+                ensure!(version >= *last, "key {key} has version {version}, and had {last} before");
+                *last = version;
             } else {
                 stamp(&mut value, key, random.random());
                 let since = Instant::now();
-                self.client.put(&name, &value).await?;
+                let version = self.client.put(&name, &value).await?;
                 puts.saturating_record(since.elapsed().as_nanos() as u64);
+                versions.insert(key, version);
             }
             // A value that is in memory is there at the first poll, and the other clients want their turn.
             tokio::task::consume_budget().await;
@@ -200,13 +208,13 @@ fn stamp(value: &mut [u8], key: u64, number: u64) {
     SmallRng::seed_from_u64(number ^ key.rotate_left(40)).fill(rest);
 }
 
-/// Refuses a value that nobody stored under this key.
+/// Refuses a value that is not whole, or of another key.
 fn check(key: u64, value: &[u8], len: u64) -> Result<()> {
     ensure!(value.len() as u64 == len, "key {key} has a value of {} bytes instead of {len}", value.len());
     let number = value.first_chunk().map_or(0, |stamp| u64::from_le_bytes(*stamp));
     let mut expected = vec![0; value.len()];
     stamp(&mut expected, key, number);
-    ensure!(value == expected, "key {key} has a value that nobody stored");
+    ensure!(value == expected, "key {key} has a value that is not whole, or another key's");
     Ok(())
 }
 

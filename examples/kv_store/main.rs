@@ -12,7 +12,8 @@
 //! With `TOKIO_RDMA_LINK=shm` the clients read the server's memory without its process: GETs go on while it is stopped (SIGSTOP).
 //! Over sockets the software device is a thread of the server's process, so there they wait for it. An RDMA NIC needs no process.
 //!
-//! The load generator ends with status 0 only if every operation succeeded and every value was one that had been stored.
+//! The load generator ends with status 0 only if every operation succeeded, every value was whole and of its key, and no
+//! client saw a key go back to an older version.
 //!
 //! | file | what |
 //! |---|---|
@@ -32,11 +33,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
-use tokio::io::AsyncReadExt;
 use tokio_rdma::{Address, Device, IntoAddress};
 
 use crate::common::child;
 use crate::load::Load;
+use crate::store::server::MOST_CLIENTS;
 use crate::store::{Client, Server, Shape, Table};
 
 /// Runs a key-value store whose GETs are RDMA Reads, and puts load on it.
@@ -69,6 +70,10 @@ struct Options {
     /// Server: the longest value in bytes [default: --value-size]
     #[arg(long, value_name = "B")]
     value_capacity: Option<u64>,
+
+    /// Server: how many clients it serves at a time, each with memory for four requests of the longest kind; more wait for their turn
+    #[arg(long, value_name = "N", default_value_t = MOST_CLIENTS as u32, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    most_clients: u32,
 
     /// Server: end when standard input does
     #[arg(long, hide = true)]
@@ -123,6 +128,7 @@ impl Options {
         add("--key-capacity", shape.key_capacity().to_string());
         add("--value-capacity", shape.value_capacity().to_string());
         add("--timeout", self.timeout.to_string());
+        add("--most-clients", self.most_clients.max(self.load.clients).to_string());
         if let Some(address) = &self.address {
             add("--address", address.to_string());
         }
@@ -159,15 +165,17 @@ async fn serve(options: &Options) -> Result<()> {
     let table = Arc::new(Table::new(&domain, options.shape()?)?);
     let address = options.address.clone().map_or_else(|| device.local_address(0), Ok)?;
     let server = Server::bind(&domain, table, address, options.limit()).await;
-    let server = server.context("cannot listen; --address names another place")?;
+    let server =
+        server.context("cannot listen; --address names another place")?.most_clients(options.most_clients as usize);
     child::announce(server.address())?;
     let served = server.serve(stopped(options.until_eof)).await?;
     // Whoever started it may be gone.
     let _ = writeln!(
         io::stdout(),
-        "connections: {}, of which failed: {}; PUTs: {}, DELETEs: {}; messages for GETs: 0",
+        "connections: {}, of which failed: {}; messages: {}, for PUTs: {}, for DELETEs: {}",
         served.connections,
         served.failed,
+        served.messages,
         served.puts,
         served.deletes
     );
@@ -183,7 +191,7 @@ async fn stopped(until_eof: bool) {
     }
     // Ctrl-C reaches all processes of a terminal. A server that a client started ends when that client has ended its work.
     tokio::spawn(interrupted);
-    let _ = tokio::io::stdin().read_to_end(&mut Vec::new()).await;
+    child::let_go().await;
 }
 
 /// Whether a single key was there; the load generator says yes.

@@ -65,13 +65,13 @@ pub struct Batches {
     batch: usize,
     seed: u64,
     /// The epoch that was asked for last, and its order.
-    order: (u64, Vec<usize>),
+    order: Option<(u64, Vec<usize>)>,
 }
 
 impl Batches {
     /// `samples` and `batch` are at least 1.
     pub fn new(samples: usize, batch: usize, seed: u64) -> Self {
-        Self { samples, batch: batch.clamp(1, samples), seed, order: (u64::MAX, Vec::new()) }
+        Self { samples, batch: batch.clamp(1, samples), seed, order: None }
     }
 
     pub fn per_epoch(&self) -> u64 {
@@ -81,15 +81,16 @@ impl Batches {
     /// The indices of a ticket's samples; the last ticket of an epoch may have fewer.
     pub fn of(&mut self, ticket: u64) -> &[usize] {
         let (epoch, index) = (ticket / self.per_epoch(), ticket % self.per_epoch());
-        if self.order.0 != epoch {
+        let known = self.order.take().filter(|(known, _)| *known == epoch);
+        let (_, order) = self.order.insert(known.unwrap_or_else(|| {
             let mut order: Vec<usize> = (0..self.samples).collect();
             // The seeds of epochs lie far apart, also for seeds of runs that follow each other.
-            let seed = self.seed ^ (epoch + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let seed = self.seed ^ epoch.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             fastrand::Rng::with_seed(seed).shuffle(&mut order);
-            self.order = (epoch, order);
-        }
+            (epoch, order)
+        }));
         let start = index as usize * self.batch;
-        &self.order.1[start..self.samples.min(start + self.batch)]
+        &order[start..self.samples.min(start + self.batch)]
     }
 }
 
@@ -128,6 +129,8 @@ mod tests {
         };
         let (first, second) = (epoch(0), epoch(1));
         assert_ne!(first, second);
+        // Whatever a server says is a ticket.
+        assert_eq!(Batches::new(1, 1, 7).of(u64::MAX), [0]);
         for mut order in [first, second] {
             order.sort_unstable();
             assert!(order.into_iter().eq(0..100));

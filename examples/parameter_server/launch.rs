@@ -1,100 +1,104 @@
 //! Everything on this machine: this program once as the server, and several times as a worker.
 
+use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use anyhow::{Context, Result, bail};
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::common::child::Server;
 use crate::options::Options;
-use crate::server::{LISTENING, say};
+use crate::server::say;
 
 /// How long the server may take to listen.
 const START: Duration = Duration::from_secs(20);
 
-/// How long workers may take to end after the server has.
+/// How long workers may take to end after the server has, and the server after them or after it was told to.
 const END: Duration = Duration::from_secs(10);
 
-/// Runs a whole training, with the arguments that this process got.
+/// The number of a worker, and how it ended.
+type Ended = (usize, std::io::Result<ExitStatus>);
+
+/// Runs a whole training, with the arguments that this process got. Whatever becomes of this process, the others end with it: each
+/// watches its standard input, which is a pipe from here.
 pub async fn run(options: &Options) -> Result<()> {
-    let (mut server, mut lines, address) = start_server().await?;
+    let (mut server, address) = Server::start(arguments("server"), START).await?;
     let mut workers = JoinSet::new();
     for number in 0..options.workers {
-        let mut worker = this_program("worker")?.args(["--address", &address]).spawn().context("start a worker")?;
-        workers.spawn(async move { (number, worker.wait().await) });
+        let mut command = Command::new(std::env::current_exe().context("find this program's own path")?);
+        command.args(arguments("worker")).arg("--address").arg(address.to_string());
+        let mut worker = command.kill_on_drop(true).stdin(Stdio::piped()).spawn().context("start a worker")?;
+        workers.spawn(async move {
+            // Waiting closes it otherwise.
+            let _stdin = worker.stdin.take();
+            (number, worker.wait().await)
+        });
     }
-    let outcome = follow(&mut server, &mut lines, &mut workers).await;
-    if outcome.is_err() {
-        // The workers are ended by dropping what waits for them.
-        let _ = server.kill().await;
+    let outcome = follow(&mut server, &mut workers).await;
+    // A last checkpoint takes a while also after a failure here.
+    server.let_go();
+    let drained = timeout(END, async { while let Ok(Some(_)) = server.line().await {} }).await;
+    let outcome = server.finish(outcome, END).await;
+    if outcome.is_err() || drained.is_err() {
+        // Ended by dropping what waits for them.
+        workers.shutdown().await;
         return outcome;
     }
     let ended = timeout(END, async {
         while let Some(ended) = workers.join_next().await {
-            let (number, status) = ended?;
-            tell(number, status?)?;
+            tell(ended?)?;
         }
         anyhow::Ok(())
     });
-    ended.await.map_err(|_| anyhow!("workers did not end within {END:?} and were killed"))?
+    ended.await.map_err(|_| anyhow::anyhow!("workers did not end within {END:?} and were killed"))?
 }
 
-/// Shows what the server prints until it has ended; its last line only when it ended well.
-async fn follow(
-    server: &mut Child,
-    lines: &mut Lines<BufReader<ChildStdout>>,
-    workers: &mut JoinSet<(usize, std::io::Result<ExitStatus>)>,
-) -> Result<()> {
+/// Shows what the server prints until it prints no more.
+async fn follow(server: &mut Server, workers: &mut JoinSet<Ended>) -> Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    // Until when the server has to be done, and why.
+    let mut ending: Option<(Instant, &str)> = None;
+    let mut stopped = None;
     loop {
+        let until = ending.map(|(until, _)| until);
         tokio::select! {
-            line = lines.next_line() => match line.context("read what the server prints")? {
-                Some(line) => say(&line)?,
-                None => break,
+            line = server.line() => match (line?, stopped) {
+                (Some(line), _) => say(&line)?,
+                (None, None) => return Ok(()),
+                (None, Some(why)) => bail!("{why}"),
             },
             Some(ended) = workers.join_next() => {
-                let (number, status) = ended?;
-                tell(number, status?)?;
+                tell(ended?)?;
                 // None of those that this process started can come back; the server would wait for one.
                 if workers.is_empty() {
-                    let ending = timeout(END, server.wait()).await;
-                    let status = ending.map_err(|_| anyhow!("every worker has ended before the training has"))??;
-                    ensure!(status.success(), "the server ended with {status}");
+                    ending.get_or_insert((Instant::now() + END, "every worker has ended before the training has"));
                 }
             }
+            _ = interrupt.recv(), if stopped.is_none() => stopped = Some("interrupted"),
+            _ = terminate.recv(), if stopped.is_none() => stopped = Some("terminated"),
+            () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
+                bail!("{}", ending.map_or("", |(_, why)| why))
+            }
+        }
+        if let (Some(why), true) = (stopped, ending.is_none_or(|(_, because)| Some(because) != stopped)) {
+            server.let_go();
+            ending = Some((Instant::now() + END, why));
         }
     }
-    let status = server.wait().await.context("wait for the server")?;
-    ensure!(status.success(), "the server ended with {status}; see its message above");
-    Ok(())
 }
 
 /// A worker that failed is worth a line, and no more: the others go on.
-fn tell(number: usize, status: ExitStatus) -> Result<()> {
+fn tell((number, status): Ended) -> Result<()> {
+    let status = status?;
     if status.success() { Ok(()) } else { say(&format!("worker process {number} ended with {status}")) }
 }
 
-async fn start_server() -> Result<(Child, Lines<BufReader<ChildStdout>>, String)> {
-    let mut server = this_program("server")?.stdout(Stdio::piped()).spawn().context("start the server")?;
-    let stdout = server.stdout.take().context("the server's standard output")?;
-    let mut lines = BufReader::new(stdout).lines();
-    let reading = timeout(START, lines.next_line()).await;
-    let first = reading.map_err(|_| anyhow!("the server did not listen within {START:?}"))??;
-    match first.as_deref().and_then(|line| line.strip_prefix(LISTENING)) {
-        Some(address) => {
-            let address = address.to_owned();
-            Ok((server, lines, address))
-        }
-        None => bail!("the server did not start listening; see its message above"),
-    }
-}
-
-/// This program in another role, with the arguments that it has itself. Ended when it is dropped.
-fn this_program(role: &str) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("find this program's own path")?);
-    command.args(std::env::args_os().skip(1)).args(["--role", role]);
-    command.kill_on_drop(true).stdin(Stdio::null());
-    Ok(command)
+/// Those of this process, for this program in another role.
+fn arguments(role: &str) -> Vec<OsString> {
+    let own = std::env::args_os().skip(1);
+    own.chain(["--role", role, "--until-eof"].map(OsString::from)).collect()
 }

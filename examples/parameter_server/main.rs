@@ -21,6 +21,8 @@
 //! | `compute`, `model`, `digits` | what is trained, on what, and where it runs |
 //! | `launch` | all processes on this machine |
 
+#[path = "../common/mod.rs"]
+mod common;
 mod compute;
 mod digits;
 mod launch;
@@ -44,7 +46,7 @@ async fn main() -> ExitCode {
     let options = Options::parse();
     let (name, result) = match options.role {
         Some(Role::Server) => ("parameter_server server", server::run(&options).await),
-        Some(Role::Worker) => ("parameter_server worker", worker::run(&options, Cpu::new()).await),
+        Some(Role::Worker) => ("parameter_server worker", work(&options).await),
         None => ("parameter_server", launch::run(&options).await),
     };
     match result {
@@ -54,5 +56,12 @@ async fn main() -> ExitCode {
             let _ = writeln!(io::stderr(), "{name}: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+async fn work(options: &Options) -> anyhow::Result<()> {
+    tokio::select! {
+        outcome = worker::run(options, Cpu::new()) => outcome,
+        () = options.let_go() => anyhow::bail!("whoever started this worker is gone"),
     }
 }

@@ -8,6 +8,8 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use tokio_rdma::{Address, Device, IntoAddress};
 
+use crate::common::child;
+
 /// Trains a small model of handwritten digits with several worker processes and a parameter server.
 ///
 /// Without --role everything runs on this machine: the server and the workers are processes that this one starts.
@@ -78,6 +80,10 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub wait: u64,
 
+    /// End when standard input does
+    #[arg(long, hide = true)]
+    pub until_eof: bool,
+
     /// How many seconds a worker may take for a gradient before its work is given to another one
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub patience: u64,
@@ -104,6 +110,11 @@ impl Options {
             None => Device::open_default(),
         };
         device.context("open the device")
+    }
+
+    /// Resolves when whoever started this process has let it go; never where nobody asked for that.
+    pub async fn let_go(&self) {
+        if self.until_eof { child::let_go().await } else { std::future::pending().await }
     }
 
     /// How many steps a gradient may lie behind.

@@ -32,7 +32,8 @@ pub async fn run(options: &Options, mut compute: impl Compute) -> Result<()> {
     };
     let digits = Digits::load()?;
     let device = options.open_device()?;
-    let mut last_success = Instant::now();
+    // Since when no gradient has served anybody. One that the server refuses does not, so a fault that repeats comes to an end.
+    let mut failing_since = None;
     loop {
         let connection = connect(options, &device, &address, compute.name()).await?;
         let mut session = Session::begin(options, &connection, &mut compute, &digits).await;
@@ -40,8 +41,8 @@ pub async fn run(options: &Options, mut compute: impl Compute) -> Result<()> {
             Ok(session) => session.work(&mut compute, &digits).await,
             Err(_) => Ok(()),
         };
-        if session.as_ref().is_ok_and(|session| session.pulled > 0) {
-            last_success = Instant::now();
+        if session.as_ref().is_ok_and(|session| session.accepted) {
+            failing_since = None;
         }
         let Some(lost) = session.err().or(outcome.err()) else {
             connection.close().await;
@@ -53,8 +54,10 @@ pub async fn run(options: &Options, mut compute: impl Compute) -> Result<()> {
             Some(CloseReason::Peer | CloseReason::LinkLost(_) | CloseReason::Failed(_)) => {}
             _ => return Err(lost),
         }
-        if last_success.elapsed() > options.wait() {
-            return Err(lost.context(format!("no gradient within {:?}; --wait sets the limit", options.wait())));
+        if failing_since.get_or_insert_with(Instant::now).elapsed() > options.wait() {
+            return Err(
+                lost.context(format!("no gradient was accepted within {:?}; --wait sets the limit", options.wait()))
+            );
         }
         let _ = writeln!(io::stderr(), "the server is gone ({lost:#}); looking for it again");
         sleep(PAUSE).await;
@@ -95,6 +98,9 @@ struct Session<C: Compute> {
     memory: Option<(C::Parameters, C::Gradient)>,
     header: Option<Buffer>,
     pulled: u64,
+    pushed: bool,
+    /// Whether an order came after a gradient.
+    accepted: bool,
 }
 
 impl<C: Compute> Session<C> {
@@ -116,13 +122,17 @@ impl<C: Compute> Session<C> {
             memory: Some(compute.alloc(domain)?),
             header: Some(domain.alloc(Header::LEN)?),
             pulled: 0,
+            pushed: false,
+            accepted: false,
         })
     }
 
     async fn work(&mut self, compute: &mut C, digits: &Digits) -> Result<()> {
         loop {
             // As long as it takes: other workers may be slow, and the connection tells when the server is gone.
-            match next(&mut self.orders).await? {
+            let order = next(&mut self.orders).await?;
+            self.accepted |= self.pushed;
+            match order {
                 Order::Work(work) => self.carry_out(work, compute, digits).await?,
                 Order::Finish => return Ok(()),
                 Order::Welcome(_) => bail!("a second welcome"),
@@ -144,6 +154,7 @@ impl<C: Compute> Session<C> {
         let gradient =
             self.push(Header { ticket, base, loss, samples, pulled: self.pulled, repeated }, gradient).await?;
         self.memory = Some((parameters, gradient));
+        self.pushed = true;
         Ok(())
     }
 

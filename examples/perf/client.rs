@@ -1,6 +1,6 @@
 //! The end that measures.
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio_rdma::{Address, Connection, ProtectionDomain};
 
@@ -64,6 +64,7 @@ impl<M: Memory> Client<'_, M> {
         let (warm_up, pace) = (self.options.warm_up(), self.options.pace());
         within(warm_up.most(limit), "warming up", Laps::run(&mut maker, &mut slots, warm_up)).await?;
         let laps = within(pace.most(limit), "measuring", Laps::run(&mut maker, &mut slots, pace)).await?;
+        ensure!(laps.count() > 0, "no operation was made in the time; raise --duration");
         let figures = Figures::new(row, &laps, &connection);
         connection.close().await;
         Ok(figures)

@@ -12,11 +12,18 @@ use tokio_rdma::{Address, CompletionMode, Device, IntoAddress};
 
 use crate::memory::Place;
 
-/// The most memory that one end gives to a row.
+/// The most registered memory that one end gives to a row.
 const MAX_MEMORY: u64 = 1 << 30;
 
 /// The most operations in flight: more than any link needs to be busy.
 pub const MAX_DEPTH: u32 = 1024;
+
+/// Twice what is in flight is posted, so that no message waits for a receive while the server is busy with the last ones; and so many
+/// where they are small.
+const LEAST_RECEIVES: u64 = 16;
+
+/// What those may take.
+const SMALL: u64 = 16 << 20;
 
 /// What atomics work on.
 pub const WORD: usize = 8;
@@ -206,12 +213,47 @@ impl Options {
 impl Row {
     /// Whether there is memory enough; a server asks too, since it does not choose its client.
     pub fn check(&self) -> Result<(), PlanError> {
-        let value = self.stride() as u64 * u64::from(self.depth);
         let Self { operation, size, depth } = *self;
-        match value <= MAX_MEMORY && (1..=MAX_DEPTH).contains(&depth) && size > 0 {
-            true => Ok(()),
-            false => Err(PlanError { operation, size, depth, value, limit: MAX_MEMORY }),
+        // First of all: what follows computes with them.
+        for (what, value, limit) in
+            [("depth", u64::from(depth), u64::from(MAX_DEPTH)), ("size", size as u64, MAX_MEMORY)]
+        {
+            if !(1..=limit).contains(&value) {
+                return Err(PlanError::Range { operation, what, value, limit });
+            }
         }
+        let value = self.most_memory();
+        match value <= MAX_MEMORY {
+            true => Ok(()),
+            false => Err(PlanError::Memory { operation, size, depth, value, limit: MAX_MEMORY }),
+        }
+    }
+
+    /// Bytes that the end registers which needs more of them.
+    fn most_memory(&self) -> u64 {
+        let (size, depth) = (self.size as u64, u64::from(self.depth));
+        // A round trip has a place for its answer.
+        let client = if self.operation == Operation::RoundTrip { 2 * size * depth } else { size * depth };
+        let exposed = match self.operation.is_one_sided() && !self.operation.is_atomic() {
+            true => size.next_multiple_of(64) * depth,
+            false => 0,
+        };
+        client.max(exposed + u64::from(self.receives()) * self.receive_len() as u64)
+    }
+
+    /// How many receives the server posts: at least one for each message in flight, and more within the limit on memory.
+    pub fn receives(&self) -> u32 {
+        if !self.operation.is_received() {
+            return 0;
+        }
+        let (len, depth) = (self.receive_len() as u64, u64::from(self.depth));
+        let wanted = (2 * depth).max(LEAST_RECEIVES.min(SMALL / len));
+        wanted.min(MAX_MEMORY / len).max(depth) as u32
+    }
+
+    /// Bytes of each. What is written goes elsewhere, and takes up a receive for its immediate data only.
+    pub fn receive_len(&self) -> usize {
+        if self.operation == Operation::WriteImm { WORD } else { self.size }
     }
 
     /// From one slot to the next in the exposed memory: no two share a cache line.
@@ -272,18 +314,18 @@ fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-/// A row that takes more memory than an end gives.
+/// A row that cannot be measured.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{operation}: {depth} slots of {size} bytes take {value} bytes, the limit is {limit}; \
-     choose fewer with --depth, or shorter ones with --sizes"
-)]
-pub struct PlanError {
-    operation: Operation,
-    size: usize,
-    depth: u32,
-    value: u64,
-    limit: u64,
+pub enum PlanError {
+    #[error("{operation}: {what} is {value}, the limits are 1 and {limit}; choose another one")]
+    Range { operation: Operation, what: &'static str, value: u64, limit: u64 },
+
+    /// It takes more memory than an end gives.
+    #[error(
+        "{operation}: {depth} slots of {size} bytes take {value} bytes, the limit is {limit}; \
+         choose fewer with --depth, or shorter ones with --sizes"
+    )]
+    Memory { operation: Operation, size: usize, depth: u32, value: u64, limit: u64 },
 }
 
 /// Sizes of messages.
@@ -353,6 +395,36 @@ mod tests {
         for wrong in ["", "0", "8,", "x", "1T", "64..8", "..8", "2G", "99999999999999999999G", "-8", "8…9"] {
             assert!(sizes(wrong).is_err(), "{wrong}: {:?}", sizes(wrong));
         }
+    }
+
+    #[test]
+    fn a_row_of_a_client_that_means_harm_is_refused() {
+        for (size, depth) in [(usize::MAX, 1), (usize::MAX - 70, MAX_DEPTH), (0, 1), (8, 0), (8, u32::MAX)] {
+            for operation in Operation::value_variants() {
+                let error = Row { operation: *operation, size, depth }.check().unwrap_err().to_string();
+                assert!(error.contains("the limits are 1 and"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_limit_on_memory_counts_receives() {
+        for operation in Operation::value_variants() {
+            for size in [1, 8, 4096, 1 << 20, 1 << 25, 1 << 29, 1 << 30] {
+                for depth in [1, 2, 7, MAX_DEPTH] {
+                    let row = Row { operation: *operation, size, depth };
+                    if row.check().is_ok() && operation.is_received() {
+                        let (receives, len) = (row.receives(), row.receive_len());
+                        assert!(u64::from(receives) * len as u64 <= MAX_MEMORY, "{row:?}: {receives} of {len} bytes");
+                        assert!(receives >= depth, "{row:?}: {receives}");
+                    }
+                }
+            }
+        }
+        let receives = |operation, size| Row { operation, size, depth: 1 }.receives();
+        assert_eq!(receives(Operation::Send, 4096), 16);
+        assert_eq!(receives(Operation::Send, 1 << 28), 2);
+        assert_eq!(receives(Operation::WriteImm, 1 << 30), 16);
     }
 
     #[test]

@@ -113,7 +113,8 @@ impl Report {
             device: self.device.clone(),
             provider: self.provider.clone(),
             link: figures.link.clone(),
-            memory: self.memory.clone(),
+            // The word that they work on, and what they find, are the host's in any case.
+            memory: if row.operation.is_atomic() { ["host", "host"].map(str::to_owned) } else { self.memory.clone() },
             debug_build: cfg!(debug_assertions),
             figures,
         });
@@ -140,13 +141,19 @@ impl Report {
                 format!("{:.0} msg/s", figures.operations_per_second),
             ]);
         }
+        let atomics = match self.entries.iter().any(|it| it.row.operation.is_atomic() && it.memory != self.memory) {
+            true => ", of atomics the host's",
+            false => "",
+        };
         let Self { device, provider, peer, mode, memory: [here, there], .. } = self;
         let mut out = io::stdout().lock();
         writeln!(
             out,
-            "device {device} ({provider}), peer {peer}, mode {mode}, memory {here} here and {there} there\n\n{table}\n\n\
+            "device {device} ({provider}), peer {peer}, mode {mode}, memory {here} here and {there} there{atomics}\n\n{table}\n\n\
              The first messages of each row were compared. Latency is from posting to completion, of a round trip until the answer \
-             is there; its bandwidth counts both ways. 1 MB = 1e6 bytes."
+             is there; its bandwidth counts both ways. 1 MB = 1e6 bytes.\n\
+             The loop is closed: while an operation is late, none begins that would be late too. Those that do not wait for each other see \
+             more of what p99.9 and the longest time tell of."
         )
         .context("print the table")?;
         if cfg!(debug_assertions) {

@@ -11,10 +11,6 @@ use crate::memory::{Exposed, Memory, compare, pattern};
 use crate::plan::{MAX_DEPTH, Operation, Options, Row, WORD};
 use crate::wire::{Answer, Control, Request};
 
-/// Twice what is in flight is posted, so that no message waits for a receive while this side is busy with the last ones; and in any
-/// case so many.
-const LEAST_RECEIVES: u32 = 16;
-
 /// What the deepest row needs.
 const MOST_RECEIVES: u32 = 2 * MAX_DEPTH;
 
@@ -85,8 +81,8 @@ impl<M: Memory> Server<'_, M> {
 
         let mut far = Far { connection: &connection, receives: VecDeque::new(), sends: VecDeque::new() };
         if row.operation.is_received() {
-            for _ in 0..(2 * row.depth).max(LEAST_RECEIVES).min(self.receives) {
-                far.post(self.memory.alloc(&domain, row.size)?)?;
+            for _ in 0..row.receives().min(self.receives) {
+                far.post(self.memory.alloc(&domain, row.receive_len())?)?;
             }
         }
         self.control.tell(&Answer::Posted).await?;

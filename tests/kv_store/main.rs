@@ -1,6 +1,6 @@
 //! The key-value store of the examples: what it holds against writers, full tables, stopped and killed servers.
 //!
-//! `TOKIO_RDMA_TEST_KV_READS` says how many GETs run against a writer, instead of 50 000.
+//! `TOKIO_RDMA_TEST_KV_READS` says how many GETs run against a writer, instead of 20 000.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -17,7 +17,8 @@ use common::data::{differs, fill};
 use common::rig::{Rig, Setup};
 use common::run::SOON;
 use common::within;
-use store::{Client, Found, Server, Shape, StoreError, Table};
+use store::client::Found;
+use store::{Client, Server, Shape, StoreError, Table};
 use tokio_rdma::{Access, Connection, RemoteRegion};
 
 macro_rules! cases {
@@ -34,6 +35,7 @@ cases!(
     what_is_too_long_is_refused,
     concurrent_writers_leave_one_of_their_values,
     a_client_that_talks_nonsense_disturbs_no_other,
+    one_client_too_many_waits,
 );
 
 /// No operation takes this long here.
@@ -202,9 +204,39 @@ async fn a_client_that_talks_nonsense_disturbs_no_other(rig: Rig) {
     client.put(b"key", b"another").await.unwrap();
 }
 
-/// How many GETs, by default few enough for a debug build on a busy machine.
+async fn one_client_too_many_waits(rig: Rig) {
+    let domain = rig.domain();
+    let table = Arc::new(Table::new(&domain, Shape::new(64, 16, 64).unwrap()).unwrap());
+    let server = Server::bind(&domain, table, rig.address(), LIMIT).await.unwrap().most_clients(1);
+    let address = server.address().to_string();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = tokio::spawn(server.serve(async move { drop(stopped.await) }));
+    let mut first = connect(&rig, &address).await;
+    first.put(b"key", b"first").await.unwrap();
+    let mut second = tokio::spawn({
+        let domain = rig.domain();
+        async move {
+            let mut second = Client::connect(&domain, &address, LIMIT).await.unwrap();
+            second.put(b"key", b"second").await.unwrap();
+            second.close().await;
+        }
+    });
+    // All that the first one does meanwhile comes before it.
+    for _ in 0..100 {
+        first.put(b"key", b"first").await.unwrap();
+    }
+    assert_eq!(value(&mut first, b"key").await, Some(b"first".to_vec()));
+    assert!(!second.is_finished());
+    first.close().await;
+    within(SOON, &mut second).await.unwrap();
+    stop.send(()).unwrap();
+    let served = within(SOON, serving).await.unwrap().unwrap();
+    assert_eq!((served.connections, served.messages, served.puts, served.failed), (2, 102, 102, 0));
+}
+
+/// How many GETs at least, by default few enough for a debug build on a busy machine.
 fn reads() -> u64 {
-    env::var("TOKIO_RDMA_TEST_KV_READS").ok().and_then(|reads| reads.parse().ok()).unwrap_or(50_000)
+    env::var("TOKIO_RDMA_TEST_KV_READS").ok().and_then(|reads| reads.parse().ok()).unwrap_or(20_000)
 }
 
 /// A thread writes two values as fast as it can, each different from the one before in all its bytes. Whatever a GET returns must be
@@ -227,8 +259,13 @@ async fn no_value_is_ever_torn(rig: Rig) {
     let stopped = stop.clone();
     let writer =
         thread::spawn(move || (2..).inspect(|seed| put(&table, *seed)).find(|_| stopped.load(Relaxed)).unwrap());
-    let (count, start, mut last) = (reads(), Instant::now(), [0; 2]);
-    for read in 0..count {
+    // Also when an assertion fails.
+    let stopping = Stopping(stop);
+    let (least, start, mut last, mut count) = (reads(), Instant::now(), [0; 2], 0);
+    // Until the writer was met. Where both share a CPU that takes its time.
+    while count < least || client.counts().torn == 0 {
+        let read = count;
+        assert!(read < least || start.elapsed() < SOON, "the writer was not met in {read} GETs, so nothing was shown");
         let key = read as usize % 2;
         let found = client.get(&[key as u8]).await.unwrap();
         let Some(Found { version, value }) = found else { panic!("read {read}: key {key} is gone") };
@@ -240,15 +277,24 @@ async fn no_value_is_ever_torn(rig: Rig) {
         if read % 100 == 0 {
             tokio::task::yield_now().await;
         }
+        count += 1;
     }
-    stop.store(true, Relaxed);
+    drop(stopping);
     let (written, counts, elapsed) = (writer.join().unwrap(), client.counts(), start.elapsed());
     println!(
         "{count} GETs (TOKIO_RDMA_TEST_KV_READS) beside {written} PUTs, {elapsed:.1?}: {} Reads met the writer, {} were direct",
         counts.torn,
         client.connection().stats().direct
     );
-    assert!(counts.torn > 0, "the writer was never met, so nothing was shown: {counts:?}, {written} PUTs");
+}
+
+/// Tells a thread to stop, however the test ends.
+struct Stopping(Arc<AtomicBool>);
+
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 #[test]

@@ -13,7 +13,8 @@ use tokio_rdma::{Device, Link};
 use crate::LIMIT;
 use crate::common::run::SOON;
 use crate::common::{eventually, example, within};
-use crate::store::{Client, Found, StoreError};
+use crate::store::client::Found;
+use crate::store::{Client, StoreError};
 
 /// The example, as a server in a process of its own. Killed when dropped.
 struct Process {
@@ -74,6 +75,10 @@ async fn all_are_there(client: &mut Client) {
 }
 
 fn block_on(case: impl Future<Output = ()>) {
+    // Before the clock runs: building takes as long as it does.
+    if example::build("kv_store").is_none() {
+        return;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(within(5 * SOON, case));
 }
@@ -179,6 +184,13 @@ fn one_command_runs_it_all() {
                 assert!(count > 0, "{said}");
             }
         }
+        // What was not done has no times.
+        let Some((succeeded, said)) = output("shm", &["--seconds", "1", "--keys", "50", "--read-share", "1"]).await
+        else {
+            return;
+        };
+        let puts = said.lines().find(|line| line.starts_with("| PUT, by message ")).unwrap_or_else(|| panic!("{said}"));
+        assert!(succeeded && puts.matches(" - ").count() == 5, "{said}");
     });
 }
 

@@ -113,10 +113,6 @@ impl Client {
         &self.connection
     }
 
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -34,8 +34,6 @@
 //! | `client` | GETs, by Read, and asking for the others |
 //! | `wire` | the messages |
 //! | `error` | what can go wrong |
-// The tests use it as well, and each user its own part of it.
-#![allow(dead_code, unused_imports)]
 
 pub mod client;
 pub mod entry;
@@ -45,8 +43,8 @@ pub mod shape;
 pub mod table;
 mod wire;
 
-pub use client::{Client, Counts, Found};
+pub use client::Client;
 pub use error::StoreError;
-pub use server::{Served, Server};
+pub use server::Server;
 pub use shape::Shape;
 pub use table::Table;

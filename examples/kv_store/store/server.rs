@@ -5,12 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_rdma::op::ReceiveOp;
 use tokio_rdma::{Address, Buffer, CloseReason, Connection, Error, IntoAddress, Listener, ProtectionDomain};
 
 use super::wire::{ANSWER, Answer, Call, Outcome, Request, decode, encode, longest_request};
 use super::{StoreError, Table};
+
+/// How many clients are served at a time where nobody says otherwise.
+pub const MOST_CLIENTS: usize = 256;
 
 /// Requests of one client that find a place while an answer is on its way.
 const DEPTH: usize = 4;
@@ -20,12 +24,14 @@ pub struct Server {
     listener: Listener,
     table: Arc<Table>,
     limit: Duration,
+    most_clients: usize,
     counts: Arc<Counts>,
 }
 
 #[derive(Default)]
 struct Counts {
     connections: AtomicU64,
+    messages: AtomicU64,
     puts: AtomicU64,
     deletes: AtomicU64,
     failed: AtomicU64,
@@ -35,6 +41,8 @@ struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
     pub connections: u64,
+    /// Received.
+    pub messages: u64,
     pub puts: u64,
     pub deletes: u64,
     /// Connections that ended otherwise than by their client's wish.
@@ -51,7 +59,14 @@ impl Server {
     ) -> Result<Self, StoreError> {
         let greeting = table.shape().to_bytes(&table.remote());
         let listener = Listener::builder(domain).connections(|connection| connection.private_data(greeting));
-        Ok(Self { listener: listener.bind(address).await?, table, limit, counts: Arc::default() })
+        let listener = listener.bind(address).await?;
+        Ok(Self { listener, table, limit, most_clients: MOST_CLIENTS, counts: Arc::default() })
+    }
+
+    /// Serves so many clients at a time instead of [`MOST_CLIENTS`]. Each has memory for four requests; further ones wait.
+    pub fn most_clients(mut self, most_clients: usize) -> Self {
+        self.most_clients = most_clients;
+        self
     }
 
     pub fn address(&self) -> &Address {
@@ -61,10 +76,15 @@ impl Server {
     /// Serves until `stop` resolves; then every connection is closed.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Served, StoreError> {
         let mut clients = JoinSet::new();
+        let places = Arc::new(Semaphore::new(self.most_clients));
         tokio::pin!(stop);
         loop {
-            let connection = tokio::select! {
-                connection = self.listener.accept() => connection?,
+            let next = async {
+                let place = places.clone().acquire_owned().await.expect("nobody closes it");
+                Ok::<_, StoreError>((self.listener.accept().await?, place))
+            };
+            let (connection, place) = tokio::select! {
+                next = next => next?,
                 Some(_) = clients.join_next() => continue,
                 () = &mut stop => break,
             };
@@ -77,13 +97,14 @@ impl Server {
                     tracing::debug!(peer = connection.peer(), %error, "a client is given up");
                 }
                 connection.close().await;
+                drop(place);
             });
         }
         clients.shutdown().await;
-        let Counts { connections, puts, deletes, failed } = &*self.counts;
-        let [connections, puts, deletes, failed] =
-            [connections, puts, deletes, failed].map(|count| count.load(Relaxed));
-        Ok(Served { connections, puts, deletes, failed })
+        let Counts { connections, messages, puts, deletes, failed } = &*self.counts;
+        let [connections, messages, puts, deletes, failed] =
+            [connections, messages, puts, deletes, failed].map(|count| count.load(Relaxed));
+        Ok(Served { connections, messages, puts, deletes, failed })
     }
 }
 
@@ -101,6 +122,7 @@ async fn client(connection: &Connection, table: &Table, counts: &Counts, limit: 
             Err(error) if matches!(error.error(), Error::Closed { reason: CloseReason::Peer, .. }) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
+        counts.messages.fetch_add(1, Relaxed);
         let request: Request<'_> = decode("request", received.message())?;
         let outcome = apply(table, counts, &request.call);
         let len = encode(&Answer { number: request.number, outcome }, &mut place)?;

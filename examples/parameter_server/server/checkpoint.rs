@@ -50,14 +50,16 @@ impl Checkpoint {
                 Some(folder) if !folder.as_os_str().is_empty() => folder,
                 _ => Path::new("."),
             };
-            // In the same folder, since renaming works within a file system only.
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
+            // In the same folder, since renaming works within a file system only; always the same, so that none is left over but one.
+            let mut new = path.as_os_str().to_owned();
+            new.push(".new");
+            let mut file = File::create(&new)?;
             file.write_all(MAGIC)?;
             file.write_all(&Sha256::digest(&body))?;
             file.write_all(&body)?;
             // On disk before its name is: after a power cut the name would lead to nothing otherwise.
-            file.as_file().sync_all()?;
-            file.persist(path)?;
+            file.sync_all()?;
+            fs::rename(&new, path)?;
             File::open(folder)?.sync_all()?;
             Ok(())
         };

@@ -10,6 +10,7 @@ pub use self::progress::say;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +26,7 @@ use self::checkpoint::Checkpoint;
 use self::progress::{Progress, State};
 use self::schedule::{Position, Schedule};
 use self::seat::{Command, Event, Terms};
+use crate::common::child::announce;
 use crate::compute::descend;
 use crate::digits::{Batches, Digits};
 use crate::model::{self, PARAMETERS};
@@ -32,14 +34,17 @@ use crate::options::Options;
 use crate::published::Publisher;
 use crate::wire::{GRADIENT_LEN, Header, Hello, floats_to_bytes};
 
-/// What the server prints before its address.
-pub const LISTENING: &str = "listening on ";
-
 /// How long a worker waits that was too fast for a receive.
 pub const RNR_TIMER: Duration = Duration::from_micros(80);
 
 /// Events that may wait.
 const EVENTS: usize = 1024;
+
+/// How many workers may be lost without a step in between. What ends every worker would go on for ever otherwise, since they come back.
+const MOST_LOST: u32 = 100;
+
+/// The most losses that are kept, and checkpointed: the newest ones.
+const MOST_LOSSES: usize = 1 << 20;
 
 /// How long workers may take to go when all is done.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -55,7 +60,7 @@ pub async fn run(options: &Options) -> Result<()> {
     let hello = Hello { computes_on: String::new() };
     let settings = Listener::builder(&domain).connections(|it| it.rnr_timer(RNR_TIMER).private_data(hello.to_bytes()));
     let listener = settings.bind(address).await.context("cannot listen; --address names another place")?;
-    say(&format!("{LISTENING}{}", listener.local_address()))?;
+    announce(listener.local_address())?;
     if options.resume {
         let (step, applied) = (training.schedule.version(), training.schedule.applied());
         say(&format!("resumed at step {step}, with {applied} batches applied"))?;
@@ -65,7 +70,9 @@ pub async fn run(options: &Options) -> Result<()> {
     let mut incoming = listener.incoming();
     let mut seats = JoinSet::new();
     let mut next_worker = 0;
-    let mut stopped = None;
+    let mut stopped: Option<String> = None;
+    let let_go = options.let_go();
+    tokio::pin!(let_go);
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     while !training.schedule.is_finished() {
         let alone = training.alone_since.map(|since| since + options.wait());
@@ -75,24 +82,30 @@ pub async fn run(options: &Options) -> Result<()> {
                 seats.spawn(seat::serve(next_worker, connection, training.terms(), sender.clone()));
                 next_worker += 1;
             }
-            event = events.recv() => training.hear(event.context("every sender is gone")?)?,
-            saved = saved(&mut training.saving) => training.saved(saved)?,
+            event = events.recv() => match training.hear(event.context("every sender is gone")?) {
+                Err(error) if error.is::<io::Error>() => stopped = Some("nobody reads what it prints".to_owned()),
+                heard => heard?,
+            },
+            saved = saved(&mut training.saving) => training.saved(saved?),
             Some(_) = seats.join_next() => {}
             () = sleep_until(alone.unwrap_or_else(Instant::now)), if alone.is_some() => {
-                let (there, wanted) = (training.schedule.workers(), training.schedule.quorum());
-                bail!("{there} of {wanted} workers within {:?}; --wait sets the limit", options.wait());
+                let (there, wanted) = (training.schedule.workers(), training.wanted());
+                stopped = Some(format!("{there} of {wanted} workers within {:?} (--wait sets the limit)", options.wait()));
             }
-            _ = interrupt.recv() => stopped = Some("interrupted"),
-            _ = terminate.recv() => stopped = Some("terminated"),
+            _ = interrupt.recv() => stopped = Some("interrupted".to_owned()),
+            _ = terminate.recv() => stopped = Some("terminated".to_owned()),
+            () = &mut let_go => stopped = Some("let go by whoever started it".to_owned()),
         }
-        if let Some(why) = stopped {
+        if let Some(why) = stopped.take().or_else(|| training.given_up.take()) {
             // Before the parameters are taken back, so that workers see a server that is gone and not a key that is.
             seats.shutdown().await;
-            return training.stop(why).await;
+            return training.stop(&why).await;
         }
     }
     // Nobody may join any more, and those who are there hear that it is over.
     drop(incoming);
+    // With them go those that have joined just now, which hear it as well.
+    drop(events);
     training.commands.clear();
     training.finish(&digits).await?;
     let _ = timeout(FAREWELL, async { while seats.join_next().await.is_some() {} }).await;
@@ -103,6 +116,8 @@ pub async fn run(options: &Options) -> Result<()> {
 struct Training<'a> {
     options: &'a Options,
     schedule: Schedule,
+    /// Steps before this process's life.
+    began: u64,
     parameters: Box<[f32; PARAMETERS]>,
     publisher: Publisher,
     /// The parameters in the form that is published.
@@ -112,7 +127,12 @@ struct Training<'a> {
     commands: BTreeMap<u32, UnboundedSender<Command>>,
     /// All that ever joined.
     joined: BTreeSet<u32>,
+    /// Of the last steps.
     losses: Vec<f32>,
+    /// Workers since the last step.
+    lost: u32,
+    /// Why it makes no sense to go on.
+    given_up: Option<String>,
     traffic: Traffic,
     progress: Progress,
     saving: Option<JoinHandle<Result<u64>>>,
@@ -134,11 +154,11 @@ impl Traffic {
     }
 
     fn pulled(&self) -> u64 {
-        self.pulled.values().map(|(bytes, _)| bytes).sum()
+        self.pulled.values().fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
     }
 
     fn repeated(&self) -> u64 {
-        self.pulled.values().map(|(_, times)| times).sum()
+        self.pulled.values().fold(0, |sum, (_, times)| sum.saturating_add(*times))
     }
 }
 
@@ -155,6 +175,12 @@ impl<'a> Training<'a> {
                 "resume: --seed and --batch are {ours:?}, the checkpoint's are {theirs:?}; go on with the same"
             );
             parameters.copy_from_slice(&saved.parameters);
+            let batches = Batches::new(digits.training.len(), options.batch as usize, options.seed);
+            let (given, most) = (saved.next, u64::from(options.epochs) * batches.per_epoch());
+            ensure!(
+                given <= most,
+                "resume: batches given out are {given}, the limit is {most}; go on with as many --epochs as before"
+            );
             (position, losses) = (saved.position(), saved.losses);
         }
         let batches = Batches::new(digits.training.len(), options.batch as usize, options.seed);
@@ -166,6 +192,7 @@ impl<'a> Training<'a> {
         let progress = Progress::new(tickets, schedule.applied(), options.log_every);
         Ok(Self {
             options,
+            began: schedule.version(),
             schedule,
             parameters,
             publisher,
@@ -174,6 +201,8 @@ impl<'a> Training<'a> {
             commands: BTreeMap::new(),
             joined: BTreeSet::new(),
             losses,
+            lost: 0,
+            given_up: None,
             traffic: Traffic::default(),
             progress,
             saving: None,
@@ -216,9 +245,14 @@ impl<'a> Training<'a> {
                 let _ = commands.send(Command::Work(work));
             }
         }
-        let alone = self.schedule.workers() < self.schedule.quorum().max(1);
+        let alone = self.schedule.workers() < self.wanted();
         self.alone_since = if alone { self.alone_since.or_else(|| Some(Instant::now())) } else { None };
         Ok(())
+    }
+
+    /// How many workers it takes to go on.
+    fn wanted(&self) -> usize {
+        self.schedule.quorum().max(1)
     }
 
     /// Tells once of each worker why it is not there any more.
@@ -227,6 +261,12 @@ impl<'a> Training<'a> {
         let said = match self.commands.remove(&worker) {
             Some(commands) => {
                 let _ = commands.send(Command::Dismiss);
+                self.lost += 1;
+                if self.lost >= MOST_LOST {
+                    let lost = self.lost;
+                    self.given_up =
+                        Some(format!("{lost} workers were lost without a step in between, the last one: {why}"));
+                }
                 "left"
             }
             None if self.joined.contains(&worker) => return Ok(()),
@@ -249,14 +289,23 @@ impl<'a> Training<'a> {
         let version = self.schedule.version();
         self.publisher.publish(version, &self.bytes)?;
 
-        let samples: u32 = gradients.iter().map(|(header, _)| header.samples).sum();
-        let loss: f32 = gradients.iter().map(|(header, _)| header.loss * header.samples as f32).sum();
-        self.losses.push(loss / samples.max(1) as f32);
+        let samples: f64 = gradients.iter().map(|(header, _)| f64::from(header.samples)).sum();
+        let loss: f64 = gradients.iter().map(|(header, _)| f64::from(header.loss) * f64::from(header.samples)).sum();
+        self.keep((loss / samples.max(1.0)) as f32);
+        self.lost = 0;
         self.progress.step(self.state())?;
         if version % self.options.checkpoint_every == 0 {
             self.save();
         }
         Ok(())
+    }
+
+    /// A step's loss. Once there are twice as many as are kept the older half goes, which is rare and so costs little.
+    fn keep(&mut self, loss: f32) {
+        self.losses.push(loss);
+        if self.losses.len() >= 2 * MOST_LOSSES {
+            self.losses.drain(..MOST_LOSSES);
+        }
     }
 
     fn state(&self) -> State {
@@ -265,7 +314,7 @@ impl<'a> Training<'a> {
             applied: self.schedule.applied(),
             loss: self.losses.last().copied().unwrap_or(f32::NAN),
             workers: self.schedule.workers(),
-            moved: self.traffic.pushed() + self.traffic.pulled(),
+            moved: self.traffic.pushed().saturating_add(self.traffic.pulled()),
         }
     }
 
@@ -289,25 +338,25 @@ impl<'a> Training<'a> {
             next,
             due,
             parameters: self.parameters.to_vec(),
-            losses: self.losses.clone(),
+            losses: self.losses[self.losses.len().saturating_sub(MOST_LOSSES)..].to_vec(),
         }
     }
 
-    /// A training whose checkpoints cannot be written does not go on as if they were.
-    fn saved(&mut self, saved: Result<u64>) -> Result<()> {
-        self.progress.say(&format!("checkpoint at step {}", saved?))
+    /// That nobody reads this is noticed with the next step, and must not keep the last checkpoint from being written.
+    fn saved(&self, version: u64) {
+        let _ = self.progress.say(&format!("checkpoint at step {version}"));
     }
 
     /// The last checkpoint, after those under way.
     async fn save_last(&mut self) -> Result<()> {
         if self.saving.is_some() {
-            let before = saved(&mut self.saving).await;
-            self.saved(before)?;
+            let before = saved(&mut self.saving).await?;
+            self.saved(before);
         }
         self.save();
         if self.saving.is_some() {
-            let last = saved(&mut self.saving).await;
-            self.saved(last)?;
+            let last = saved(&mut self.saving).await?;
+            self.saved(last);
         }
         Ok(())
     }
@@ -315,11 +364,15 @@ impl<'a> Training<'a> {
     /// Ends before the end, so that `--resume` goes on from here.
     async fn stop(mut self, why: &str) -> Result<()> {
         self.progress.end();
-        self.save_last().await?;
         let step = self.schedule.version();
+        // The file may hold more than a training that has not begun.
+        if step > self.began {
+            self.save_last().await?;
+        }
         match &self.options.checkpoint {
-            Some(path) => bail!("{why} at step {step}; --resume goes on from {}", path.display()),
-            None => bail!("{why} at step {step}; with --checkpoint FILE the training could go on from there"),
+            Some(_) if step == 0 => bail!("{why}, before the first step"),
+            Some(path) => bail!("{why}, at step {step}; --resume goes on from {}", path.display()),
+            None => bail!("{why}, at step {step}; with --checkpoint FILE the training could go on from there"),
         }
     }
 
@@ -327,9 +380,14 @@ impl<'a> Training<'a> {
         self.progress.end();
         self.save_last().await?;
         if let Some(file) = &self.options.plot {
-            let title =
-                format!("{} training samples, {} steps, {}", digits.training.len(), self.losses.len(), self.mode());
-            plot::draw(&self.losses, &title, file)?;
+            let title = format!(
+                "{} training samples, {} steps, {}",
+                digits.training.len(),
+                self.schedule.version(),
+                self.mode()
+            );
+            let before = self.schedule.version().saturating_sub(self.losses.len() as u64);
+            plot::draw(before as usize, &self.losses, &title, file)?;
         }
         Ok(())
     }
@@ -362,10 +420,49 @@ impl<'a> Training<'a> {
     }
 }
 
-/// Waits for a checkpoint that is being written; for ever if none is.
+/// Waits for a checkpoint that is being written; for ever if none is. A training whose checkpoints cannot be written does not go on as
+/// if they were.
 async fn saved(saving: &mut Option<JoinHandle<Result<u64>>>) -> Result<u64> {
     let Some(writing) = saving else { return pending().await };
     let outcome = writing.await;
     *saving = None;
     outcome.context("write a checkpoint")?
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tokio_rdma::Device;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_checkpoint_of_a_long_training_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("checkpoint");
+        let options = Options::try_parse_from(["x"]).unwrap();
+        let domain = Device::open("soft0").unwrap().alloc_pd().unwrap();
+        let mut training = Training::new(&options, &domain, &Digits::load().unwrap()).unwrap();
+        training.losses = vec![0.5; 2 * MOST_LOSSES - 1];
+        training.keep(0.5);
+        assert_eq!(training.losses.len(), MOST_LOSSES);
+        training.losses = vec![0.5; 20 * MOST_LOSSES];
+        training.checkpoint().save(&path).unwrap();
+        assert_eq!(Checkpoint::load(&path).unwrap().losses.len(), MOST_LOSSES);
+    }
+
+    /// Workers come back after whatever has ended them.
+    #[tokio::test]
+    async fn what_ends_every_worker_ends_the_training() {
+        let options = Options::try_parse_from(["x", "--workers", "1"]).unwrap();
+        let domain = Device::open("soft0").unwrap().alloc_pd().unwrap();
+        let mut training = Training::new(&options, &domain, &Digits::load().unwrap()).unwrap();
+        for worker in 0..MOST_LOST {
+            assert_eq!(training.given_up, None, "{worker}");
+            let (commands, _receiver) = mpsc::unbounded_channel();
+            training.hear(Event::Joined { worker, greeting: String::new(), commands }).unwrap();
+            training.hear(Event::Left { worker, why: "a fault".to_owned() }).unwrap();
+        }
+        assert!(training.given_up.unwrap().ends_with("a fault"));
+    }
 }

@@ -14,6 +14,13 @@ use crate::wire::{Header, Hello, Order, SLOT_LEN, Welcome, Work, floats_from_byt
 /// A worker has one gradient on its way, so one notice; one more that nobody asked for is to be noticed as well.
 const RECEIVES: usize = 2;
 
+/// The longest gradient that is taken, as a vector. One of these pictures is shorter than 10 unless the parameters run away; a step along one
+/// that is longer than this would spoil them for everybody.
+const MOST_NORM: f64 = 100.0;
+
+/// The highest loss that is taken; guessing has one of 2.3.
+const MOST_LOSS: f32 = 1e6;
+
 /// How long a worker may take to say goodbye when all is done.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -75,9 +82,10 @@ impl Seat {
         let slot = connection.domain().alloc(SLOT_LEN)?.expose(Access::REMOTE_WRITE)?;
         let Terms { seed, batch, published, patience } = terms;
         let welcome = Welcome { worker, batch, seed, published, slot: slot.remote() };
-        let greeting = format!("computes on {}, link {}", hello.computes_on, connection.link());
+        let greeting = format!("computes on {}, link {}", hello.computes_on.escape_debug(), connection.link());
         let (commands, receiver) = unbounded_channel();
-        events.send(Event::Joined { worker, greeting, commands }).await.ok().context("the training has ended")?;
+        // When the training has ended meanwhile, no command can come any more, and the worker hears that.
+        let _ = events.send(Event::Joined { worker, greeting, commands }).await;
         let seat = Self { worker, connection, slot, bytes: vec![0; SLOT_LEN], patience, events, owed: None, welcome };
         Ok((seat, receiver))
     }
@@ -139,11 +147,14 @@ impl Seat {
         );
         let mut gradient = model::zeroed();
         floats_from_bytes(body, &mut gradient[..]);
-        // One that is not would spoil the parameters for everybody.
+        // NaN is in neither range.
         ensure!(
-            header.loss.is_finite() && gradient.iter().all(|it| it.is_finite()),
-            "a gradient that is not finite; lower --rate"
+            (0.0..=MOST_LOSS).contains(&header.loss),
+            "a loss of {}, the limits are 0 and {MOST_LOSS}; lower --rate",
+            header.loss
         );
+        let norm = gradient.iter().map(|it| f64::from(*it).powi(2)).sum::<f64>().sqrt();
+        ensure!(norm <= MOST_NORM, "a gradient of the length {norm:.0}, the limit is {MOST_NORM}; lower --rate");
         let event = Event::Delivered { worker: self.worker, header, gradient };
         self.events.send(event).await.ok().context("the training has ended")
     }
@@ -237,7 +248,7 @@ mod tests {
     #[tokio::test]
     async fn a_gradient_arrives_as_it_was_pushed() {
         let mut it = Played::with_work().await;
-        let gradient: Vec<f32> = (0..PARAMETERS).map(|index| index as f32).collect();
+        let gradient: Vec<f32> = (0..PARAMETERS).map(|index| index as f32 / PARAMETERS as f32).collect();
         it.push(header(), &gradient, TICKET as u32).await;
         let Some(Event::Delivered { worker: 7, header: arrived, gradient: same }) = it.events.recv().await else {
             panic!("no gradient")
@@ -248,17 +259,53 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_comes_at_the_end_hears_that_it_is_over() {
+        let pd = Device::open("soft0").unwrap().alloc_pd().unwrap();
+        let listener = Listener::bind(&pd, "127.0.0.1:0").await.unwrap();
+        let hello = Hello { computes_on: "paper".into() };
+        let connecting = Connection::builder(&pd).private_data(hello.to_bytes()).connect(listener.local_address());
+        let (connection, server) = tokio::try_join!(connecting, listener.accept()).unwrap();
+        let published = pd.alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
+        let mut orders = connection.receiver(4, Order::MAX_LEN).unwrap();
+        let (sender, events) = channel(8);
+        drop(events);
+        tokio::spawn(serve(7, server, Terms { seed: 1, batch: 32, published, patience: SOON }, sender));
+        assert!(matches!(order(&mut orders).await, Order::Welcome(_)));
+        assert_eq!(order(&mut orders).await, Order::Finish);
+    }
+
+    #[test]
+    fn an_honest_gradient_is_far_from_the_limits() {
+        let digits = crate::digits::Digits::load().unwrap();
+        let mut gradient = model::zeroed();
+        for seed in 0..8 {
+            let parameters = model::initial(seed);
+            for sample in digits.training.chunks(100).map(|samples| &samples[..1]) {
+                let loss = model::gradient(&parameters, sample.iter(), &mut gradient);
+                let norm = gradient.iter().map(|it| f64::from(*it).powi(2)).sum::<f64>().sqrt();
+                assert!(norm < MOST_NORM / 3.0 && loss < 100.0, "seed {seed}: {norm}, loss {loss}");
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn what_is_wrong_ends_the_seat_and_is_said() {
         let good = vec![0.0; PARAMETERS];
         let mut infinite = good.clone();
         infinite[100] = f32::INFINITY;
+        let (mut nonsense, mut not) = (good.clone(), good.clone());
+        (nonsense[100], not[100]) = (1e30, f32::NAN);
         for (header, gradient, immediate, words) in [
             (header(), &good[..], 6, "with the immediate 6"),
             (Header { ticket: 9, ..header() }, &good, 5, "for ticket 9"),
             (Header { samples: 33, ..header() }, &good, 5, "33 samples, the limit is 32"),
             (Header { samples: 0, ..header() }, &good, 5, "0 samples"),
-            (Header { loss: f32::NAN, ..header() }, &good, 5, "not finite"),
-            (header(), &infinite, 5, "not finite"),
+            (Header { loss: f32::NAN, ..header() }, &good, 5, "a loss of NaN"),
+            (Header { loss: f32::MAX, ..header() }, &good, 5, "a loss of 340"),
+            (Header { loss: -0.5, ..header() }, &good, 5, "a loss of -0.5"),
+            (header(), &infinite, 5, "of the length inf"),
+            (header(), &nonsense, 5, "of the length 1000"),
+            (header(), &not, 5, "of the length NaN"),
             (header(), &good[1..], 5, &format!("{} bytes instead of {GRADIENT_LEN}", GRADIENT_LEN - 4)),
         ] {
             let it = Played::with_work().await;
