@@ -48,6 +48,10 @@ use crate::provider::Srq;
 ///   `soft0` serves those that wait first come, first served.
 /// - A message that is longer than the buffer ends its connection. That receive fails, the others stay.
 /// - When a connection ends, the receives stay posted. One that a message of it had taken already fails, and gives its buffer back.
+/// - `soft0` sets a receive aside for a peer that was told to try again, until it does or its connection ends; a NIC does not. So peers that say
+///   that they try again, and do not, can keep as many receives as they have connections.
+/// - On a NIC a receive can be lost with a peer that is gone before its connection was set up, or closed while the device does not say that
+///   it has reported the last one.
 /// - A message may come before [`accept`](crate::Listener::accept) has returned its connection.
 ///
 /// # Dropping

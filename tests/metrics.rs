@@ -61,7 +61,7 @@ async fn story(rig: Rig, mut counted: Counted) {
     assert_eq!(counted.operations("receive", "success"), sum(|it| it.receives));
     assert_eq!(counted.operations("write", "success"), sum(|it| it.writes));
     assert_eq!(counted.operations("read", "success"), sum(|it| it.reads));
-    let atomics = counted.operations("compare-and-swap", "success") + counted.operations("fetch-and-add", "success");
+    let atomics = counted.operations("compare_and_swap", "success") + counted.operations("fetch_and_add", "success");
     assert_eq!(atomics, sum(|it| it.atomics));
     assert_eq!(counted.of(metrics::BYTES_SENT, ""), sum(|it| it.bytes_sent));
     assert_eq!(counted.of(metrics::BYTES_RECEIVED, ""), sum(|it| it.bytes_received));

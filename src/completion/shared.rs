@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
@@ -53,8 +54,7 @@ impl Tenancy {
     pub(crate) fn new(device: Srq, domain: &ProtectionDomain, depth: u32, max_sge: u32) -> Result<Self> {
         let number = Numbers::take()?;
         Ok(Self(Arc::new(SharedQueue {
-            // An odd factor, as for pairs: a completion meant for an earlier queue of this number does not fit.
-            receive: Table::new(depth as usize, domain.id().wrapping_mul(0x9E37_79B1) as u32),
+            receive: Table::new(depth as usize, next_seed()),
             domain: domain.clone(),
             max_sge,
             mailboxes: Mutex::new(Vec::with_capacity(depth as usize)),
@@ -84,6 +84,12 @@ impl Tenancy {
     }
 }
 
+/// Differs from one queue to the next by an odd factor, as for pairs: a completion meant for an earlier queue of a number does not fit.
+fn next_seed() -> u32 {
+    static SEED: AtomicU32 = AtomicU32::new(1);
+    SEED.fetch_add(0x9E37_79B1, Ordering::Relaxed)
+}
+
 impl Drop for Tenancy {
     fn drop(&mut self) {
         let queue = &self.0;
@@ -94,7 +100,11 @@ impl Drop for Tenancy {
             return;
         }
         let rooms = std::mem::take(&mut *queue.rooms.lock());
-        rooms.iter().for_each(|room| room.queue().forget_shared(queue.number));
+        for room in &rooms {
+            // What was reported of this queue must not be taken for the next one's of this number.
+            room.queue().drain();
+            room.queue().forget_shared(queue.number);
+        }
         drop(rooms);
         Numbers::give_back(queue.number);
         let mut effects = Effects::default();

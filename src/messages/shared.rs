@@ -39,6 +39,8 @@ pub struct SharedReceiver {
     /// A buffer for which the queue has no place, and its own place in the line for one.
     unposted: Option<AnyBuffer>,
     ticket: Option<Ticket>,
+    /// An error of posting was told.
+    failed: bool,
 }
 
 impl SharedReceiveQueue {
@@ -75,6 +77,7 @@ impl SharedReceiveQueue {
             returning: None,
             unposted: None,
             ticket: None,
+            failed: false,
         };
         while let Some(buffer) = receiver.pool.try_get() {
             if receiver.post(buffer, None)?.is_pending() {
@@ -180,7 +183,12 @@ impl Stream for SharedReceiver {
         let posted = this.post_returned(cx);
         match (taken, posted) {
             (Some(message), _) => Poll::Ready(Some(Ok(message))),
-            (None, Err(error)) => Poll::Ready(Some(Err(error))),
+            // With nothing posted, nothing will ever come; trying again at each poll would be a loop without end.
+            (None, Err(_)) if this.failed && this.out == 0 => Poll::Ready(None),
+            (None, Err(error)) => {
+                this.failed = true;
+                Poll::Ready(Some(Err(error)))
+            }
             (None, Ok(())) => Poll::Pending,
         }
     }

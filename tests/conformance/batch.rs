@@ -194,7 +194,8 @@ async fn a_batch_waits_for_room(rig: Rig) {
     assert!(members.iter().all(Result::is_ok) && sends.iter().all(Result::is_ok));
     later.unwrap();
     assert_pattern(&contents(&region), 9);
-    assert_eq!(one.stats().peak_in_flight, 4);
+    // One of the sends was over by then, or more.
+    assert!((3..=4).contains(&one.stats().peak_in_flight), "{:?}", one.stats());
 }
 
 async fn a_batch_in_line_can_be_dropped(rig: Rig) {

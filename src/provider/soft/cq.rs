@@ -1,6 +1,7 @@
 //! Completion queues. Polling one makes progress on all its queue pairs.
 
 use std::collections::{HashMap, VecDeque};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,7 +10,7 @@ use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use smallvec::SmallVec;
 
 use super::context::Shared;
@@ -88,6 +89,8 @@ pub(super) struct CqShared {
     wires: Mutex<Vec<(Arc<Wire>, Weak<QpShared>)>>,
     wire_count: AtomicUsize,
     bell: OnceLock<OwnedFd>,
+    /// Somebody has armed the channel, and was not woken by it since.
+    resting: AtomicBool,
     /// The channel became readable since epoll was last asked, perhaps for a socket's sake.
     woken: AtomicBool,
     /// Bytes moved since this was last asked for.
@@ -142,6 +145,7 @@ impl Cq {
             wires: Mutex::default(),
             wire_count: AtomicUsize::new(0),
             bell: OnceLock::new(),
+            resting: AtomicBool::new(false),
             woken: AtomicBool::new(false),
             worked: AtomicBool::new(false),
             link_count: AtomicUsize::new(0),
@@ -161,6 +165,7 @@ impl Cq {
 
     pub(crate) fn arm(&self) -> Result<()> {
         self.shared.armed.store(true, Ordering::SeqCst);
+        self.shared.resting.store(true, Ordering::Relaxed);
         self.shared.sleep();
         Ok(())
     }
@@ -171,6 +176,7 @@ impl Cq {
 
     pub(crate) fn read_events(&self) -> Result<u32> {
         self.shared.woken.store(true, Ordering::Relaxed);
+        self.shared.resting.store(false, Ordering::Relaxed);
         if !self.shared.notified.swap(false, Ordering::SeqCst) {
             return Ok(0);
         }
@@ -295,6 +301,8 @@ impl CqShared {
                     if token == BELL {
                         // It was meant for the engine as well, which peers do not ring for again before it has seen to that.
                         self.want_attention();
+                        // And for this sleeper, whom peers do not ring for again either.
+                        more |= self.resting.load(Ordering::Relaxed);
                         for qp in self.hush() {
                             more |= self.look_at(&qp, qp.unblocked(), deferred);
                         }
@@ -350,8 +358,10 @@ impl CqShared {
     /// emptied, so this look sees what it wrote; or the bell was filled after this emptied it, and then epoll tells of it again.
     fn hush(&self) -> SmallVec<[Arc<QpShared>; 4]> {
         if let Some(bell) = self.bell.get() {
-            // Whoever else has emptied it meanwhile looks as well.
-            let _ = rustix::io::read(bell, &mut [0; 8]);
+            // Whoever else has emptied it meanwhile looks as well. Not by read(2): a peer may have made the descriptor, which it shares,
+            // one that blocks.
+            let count = &mut [0; 8];
+            let _ = preadv2(bell, &mut [IoSliceMut::new(count)], u64::MAX, ReadWriteFlags::NOWAIT);
         }
         self.with_news()
     }

@@ -309,8 +309,16 @@ impl Qp {
     #[cold]
     fn await_last_receive(&self) {
         let device = self.pd.context().device();
+        if device.is_gone() {
+            return;
+        }
         if !device.tells_of_last_receives() {
-            return std::thread::sleep(LAST_RECEIVE / 10);
+            std::thread::sleep(LAST_RECEIVE / 10);
+            device.read_async_events();
+            if self.state.received_last.load(Ordering::Acquire) {
+                device.told_of_last_receive(true);
+            }
+            return;
         }
         let start = Instant::now();
         let told = loop {

@@ -309,9 +309,14 @@ impl QpShared {
             let Some(mut rx) = guard else { break };
             let driven = self.drive_locked(&mut rx, eager);
             drop(rx);
+            let missed = self.missed.swap(false, Ordering::SeqCst);
             total.worked |= driven.worked;
-            total.more = driven.more || self.missed.swap(false, Ordering::SeqCst);
-            if driven.more || !total.more {
+            total.more = driven.more || missed;
+            if driven.more && missed {
+                // Whoever came meanwhile has taken this one off the list of those to be driven again.
+                self.cq.postpone(self);
+            }
+            if driven.more || !missed {
                 break;
             }
         }

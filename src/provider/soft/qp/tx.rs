@@ -172,7 +172,8 @@ impl Tx {
         self.next = msn;
         self.offset = 0;
         self.sent = self.sent.min(msn);
-        self.careful = true;
+        // A receive may have been posted between the NAK and its way here.
+        self.careful = self.receives_wanted > self.peer_limit;
         self.peer_rnr_timer = timer;
         let since = self.starved.filter(|s| s.msn == msn).map_or_else(Instant::now, |s| s.since);
         self.starved = Some(Starved { msn, since, blocked: false });

@@ -11,7 +11,8 @@
 //! settings can stop and inspect either process anyway (kill(2), ptrace(2)); containers that share a user id but nothing else are one where
 //! not. Nothing that a peer does to the memory can make this side crash or read what is not the peer's: positions are checked where they
 //! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. All peers of a completion queue
-//! ring the same bell, and one that fills it wakes this side, which empties it and looks at all of them.
+//! ring the same bell, and one that fills it wakes this side, which empties it and looks at all of them. But one that empties it all the time, or
+//! has writing to its own one block, can keep this side from being woken for the others.
 #![allow(unsafe_code)]
 
 mod lending;
