@@ -106,27 +106,13 @@ pub fn tsan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     if !synchronised.ok {
         bail!("the canary synchronised has no race, but:\n{}", synchronised.text);
     }
-    let mut ran = 0;
-    for selection in [SHARING_LIBRARY, SHARING_CASES] {
-        let test = toolchain.cargo("test --no-fail-fast --package tokio-rdma --all-features");
-        let text = with(test).args(selection).run()?;
-        match rust::Tally::of(&text).ran {
-            0 => bail!("no test ran: {selection}"),
-            more => ran += more,
-        }
-    }
-    let mut outcome = Outcome::passed_with(format!("{ran} tests"));
-    outcome.skips.push("tsan: cases without shared state of interest".into());
+    let tests = rust::test_library(tools, &toolchain, "tsan", with)?;
+    let mut outcome = Outcome::passed_with(format!("{} tests", tests));
+    outcome
+        .skips
+        .push("cases without shared state of interest: each process takes seconds to match suppressions".into());
     Ok(outcome)
 }
-
-/// What shares state among threads, and over one transport. The link through shared memory has its library tests here; between two
-/// processes the sanitizer sees two mappings where there is one memory. It holds descriptors of its own, so nothing that counts them.
-/// All in one process each: matching a suppression takes seconds in each process anew.
-const SHARING_LIBRARY: &str = "--lib -- --skip ten_thousand_exports --skip topology:: --skip doctor:: --skip address:: \
-     --skip error:: --skip provider::verbs";
-const SHARING_CASES: &str = "--test conformance -- queues::soft_unix drops::soft_unix batch::soft_unix closing::soft_unix \
-     buffers::soft_unix runtimes::soft_unix";
 
 /// Reports and suppressions need names. The sanitizers look for llvm-symbolizer, which may be missing, or be there under
 /// another name than theirs; addr2line comes with the linker.
