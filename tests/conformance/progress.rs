@@ -110,15 +110,16 @@ async fn sleeps_in_blocking_code(rig: Rig, mut parent: Parent) {
     assert_eq!(parent.hear().await, None);
 }
 
-/// The share of the expected ticks that a ticker makes while `work` runs on the same thread.
-async fn ticks_during(setup: Setup, tick: Duration, work: impl AsyncFnOnce(Rig) + Send + 'static) -> f64 {
+/// The share of the expected ticks that a 10 ms ticker makes while `work` runs on the same thread.
+async fn ticks_during(setup: Setup, work: impl AsyncFnOnce(Rig) + Send + 'static) -> f64 {
+    const TICK: Duration = Duration::from_millis(10);
     let setup = setup.single_threaded();
     let thread = tokio::task::spawn_blocking(move || {
         setup.runtime().block_on(async move {
             let ticks = Arc::new(AtomicU64::new(0));
             let count = ticks.clone();
             let ticker = tokio::spawn(async move {
-                let mut interval = tokio::time::interval(tick);
+                let mut interval = tokio::time::interval(TICK);
                 // A tick that is missed altogether is not made up for.
                 interval.set_missed_tick_behavior(MissedTickBehavior::Skip);
                 loop {
@@ -128,7 +129,7 @@ async fn ticks_during(setup: Setup, tick: Duration, work: impl AsyncFnOnce(Rig) 
             });
             let start = Instant::now();
             work(Rig::new(setup)).await;
-            let expected = start.elapsed().as_secs_f64() / tick.as_secs_f64();
+            let expected = start.elapsed().as_secs_f64() / TICK.as_secs_f64();
             ticker.abort();
             assert!(expected >= 5.0, "the work is too short to say anything: {expected} ticks");
             ticks.load(Ordering::Relaxed) as f64 / expected
@@ -147,17 +148,9 @@ async fn ticker_goes_on(rig: &Rig, work: impl AsyncFnOnce(Rig) + Copy + Send + '
         }
     };
     let mut shares = Vec::new();
-    for tick in [10, 10, 10, 10, 10, 30, 30, 30] {
-        if tick > 10 && !rig.on_nic() {
-            break;
-        }
-        if tick > 10 && shares.len() == 5 {
-            // Making a queue pair there is one system call.
-            println!("note: the emulated machine is too slow for ticks of 10 ms: {shares:?}");
-        }
-        let tick = Duration::from_millis(tick);
-        let possible = ticks_during(rig.setup, tick, yields).await.min(1.0);
-        let share = ticks_during(rig.setup, tick, work).await;
+    while shares.len() < 5 {
+        let possible = ticks_during(rig.setup, yields).await.min(1.0);
+        let share = ticks_during(rig.setup, work).await;
         if share >= 0.9 * possible {
             return;
         }
