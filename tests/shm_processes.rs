@@ -44,16 +44,6 @@ fn memories() -> usize {
     open + fs::read_to_string("/proc/self/maps").unwrap().matches("memfd:tokio-rdma").count()
 }
 
-/// The moments at which somebody is killed: the same in each run.
-struct Moments(u64);
-
-impl Moments {
-    fn draw(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % below
-    }
-}
-
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Messages in both directions, and Writes into memory that the other end lends, until that fails. `well` is called when it works.
@@ -121,7 +111,8 @@ async fn serve(domain: ProtectionDomain, listener: Listener, served: Arc<AtomicU
 async fn outlives_them(rig: Rig, mut first: Second) {
     // There are two of these tests.
     let rounds = count("TOKIO_RDMA_TEST_KILLS", 60) / 2;
-    let mut moments = Moments(1);
+    // The moments at which somebody is killed: the same in each run.
+    let mut moments = fastrand::Rng::with_seed(1);
     let (domain, served) = (rig.domain(), Arc::new(AtomicUsize::new(0)));
     let listener = rig.listener(&domain).await;
     let address = listener.local_address().to_string();
@@ -148,7 +139,7 @@ async fn outlives_them(rig: Rig, mut first: Second) {
             assert_eq!(second.hear().await, "well");
             connected += 1;
         }
-        std::thread::sleep(Duration::from_micros(moments.draw(6000)));
+        std::thread::sleep(Duration::from_micros(moments.u64(..6000)));
         second.kill().await;
         if let Some(connecting) = connecting {
             within(SOON, connecting).await.unwrap();

@@ -26,7 +26,7 @@ const PAIR_BITS: u32 = 64 - 1 - Key::BITS;
 pub(crate) const MAX_SHARED: usize = (1 << 16) - 1;
 
 /// Most queue pairs of one completion queue.
-pub(crate) const MAX_PAIRS: usize = (1 << PAIR_BITS) - (1 << 16);
+pub(crate) const MAX_PAIRS: usize = (1 << PAIR_BITS) - (MAX_SHARED + 1);
 
 /// Which queue of the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,6 @@ use crate::memory::{AnyBuffer, Buffer, BufferPool, Get};
 use crate::messages::Message;
 use crate::op::Received;
 use crate::op::shared::{check, finish};
-use crate::provider::Opcode;
 use crate::srq::SharedReceiveQueue;
 
 /// The messages of all connections of a [`SharedReceiveQueue`], each with the [`Connection::id`](crate::Connection::id) of the connection it came by;
@@ -158,9 +157,7 @@ impl SharedReceiver {
             self.srq.queue().taken();
             match finish(buffer, outcome) {
                 Ok((done, AnyBuffer::Buffer(buffer))) => {
-                    let (len, in_buffer) = (done.byte_len as usize, done.opcode == Opcode::Receive);
-                    let received = Received { buffer, len, immediate: done.imm, in_buffer };
-                    return Some((ConnectionId::new(done.source), Message::new(received)));
+                    return Some((ConnectionId::new(done.source), Message::new(Received::new(&done, buffer))));
                 }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "a connection ended with a receive of the shared queue"),

@@ -162,8 +162,9 @@ impl Verb {
     }
 }
 
+/// How far an operation has got.
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     /// Not checked yet.
     New,
     /// Checked; perhaps in line for a slot.

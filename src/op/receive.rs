@@ -30,8 +30,7 @@ impl<B: TargetBuffer> ReceiveOp<B> {
     }
 
     fn output(done: WorkCompletion, buffer: B) -> Received<B> {
-        let in_buffer = done.opcode == Opcode::Receive;
-        Received { buffer, len: done.byte_len as usize, immediate: done.imm, in_buffer }
+        Received::new(&done, buffer)
     }
 }
 
@@ -56,6 +55,13 @@ pub struct Received<B> {
     /// `true`: the message is in the first [`len`](Self::len) bytes of the buffer. `false`: this is the notice of a Write with
     /// immediate; the bytes are where the peer wrote them, and the buffer is untouched.
     pub in_buffer: bool,
+}
+
+impl<B> Received<B> {
+    pub(crate) fn new(done: &WorkCompletion, buffer: B) -> Self {
+        let in_buffer = done.opcode == Opcode::Receive;
+        Self { buffer, len: done.byte_len as usize, immediate: done.imm, in_buffer }
+    }
 }
 
 impl Received<Buffer> {

@@ -9,15 +9,15 @@ use std::time::Duration;
 use tokio::task::coop;
 
 use crate::completion::shared::SharedQueue;
-use crate::completion::table::{Abandoned, Key, Outcome, Ticket};
+use crate::completion::table::{Abandoned, Outcome};
 use crate::connection::ConnectionId;
 use crate::error::{Error, Operation, WcStatus};
 use crate::memory::{AnyBuffer, TargetBuffer};
-use crate::op::core::Finished;
+use crate::op::core::{Finished, State};
 use crate::op::role::Role;
 use crate::op::typed::{Engine, Typed, common_methods};
 use crate::op::{OpError, Received};
-use crate::provider::{Opcode, WorkCompletion};
+use crate::provider::WorkCompletion;
 
 /// A posted (or about to be posted) receive of a shared queue; see [`SharedReceiveQueue::receive`](crate::SharedReceiveQueue::receive).
 #[derive(Debug)]
@@ -30,9 +30,7 @@ common_methods!(SharedReceiveOp<B: TargetBuffer>, crate::op::shared::SharedOp);
 
 impl<B: TargetBuffer> SharedReceiveOp<B> {
     fn output(done: WorkCompletion, buffer: B) -> (ConnectionId, Received<B>) {
-        let in_buffer = done.opcode == Opcode::Receive;
-        let received = Received { buffer, len: done.byte_len as usize, immediate: done.imm, in_buffer };
-        (ConnectionId::new(done.source), received)
+        (ConnectionId::new(done.source), Received::new(&done, buffer))
     }
 }
 
@@ -42,15 +40,6 @@ impl<B: TargetBuffer> Future for SharedReceiveOp<B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.op.poll(cx).map_ok(|(done, buffer)| Self::output(done, buffer))
     }
-}
-
-#[derive(Debug)]
-enum State {
-    New,
-    /// Checked; perhaps in line for a slot.
-    Waiting(Option<Ticket>),
-    Posted(Key),
-    Finished,
 }
 
 /// What carries it out; the rules are those of [`Op`](crate::op::core::Op).

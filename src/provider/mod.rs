@@ -4,7 +4,6 @@
 //! A provider moves bytes between [`Segment`]s and reports [`WorkCompletion`]s; it knows nothing of futures, wakers or buffers.
 
 pub(crate) mod soft;
-mod srq;
 pub(crate) mod verbs;
 
 pub(crate) use self::srq::{Roster, Seat, Srq, next_connection_id};
@@ -264,6 +263,8 @@ macro_rules! either {
         }
     };
 }
+
+mod srq;
 
 /// Handles of two providers in one call: only a mistake in this crate gets here.
 fn mixed(operation: &'static str) -> Error {

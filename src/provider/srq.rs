@@ -20,26 +20,17 @@ pub(crate) enum Srq {
 impl Srq {
     /// Posts the list with one doorbell.
     pub(crate) fn post(&self, requests: &[ReceiveRequest]) -> std::result::Result<(), PostError> {
-        match self {
-            Self::Soft(inner) => inner.post(requests),
-            Self::Verbs(inner) => inner.post(requests),
-        }
+        either!(self, inner => inner.post(requests))
     }
 
     /// Ends the use of the buffers in it, once its queue pairs are gone. Nothing is reported of what was left in it.
     /// `false` when the device refuses, as it does while it has a queue pair of this queue. Idempotent.
     pub(crate) fn destroy(&self) -> bool {
-        match self {
-            Self::Soft(inner) => inner.destroy(),
-            Self::Verbs(inner) => inner.destroy(),
-        }
+        either!(self, inner => inner.destroy())
     }
 
     pub(crate) fn roster(&self) -> &Arc<Roster> {
-        match self {
-            Self::Soft(inner) => inner.roster(),
-            Self::Verbs(inner) => inner.roster(),
-        }
+        either!(self, inner => inner.roster())
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Control {
     /// Rounds of the engine's loop: an idle device makes none.
     rounds: AtomicU64,
     #[cfg(test)]
-    hasty: AtomicBool,
+    held_up: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Control {
             arrivals: Mutex::default(),
             rounds: AtomicU64::new(0),
             #[cfg(test)]
-            hasty: AtomicBool::new(false),
+            held_up: AtomicBool::new(false),
         });
         // With room from the start: on a busy host the thread gets its first turn when operations run already, and they allocate
         // nothing.
@@ -114,7 +114,7 @@ impl Control {
 
     fn spin(&self) -> Duration {
         #[cfg(test)]
-        if self.hasty.load(Ordering::Relaxed) {
+        if self.held_up.load(Ordering::Relaxed) {
             return Duration::ZERO;
         }
         SPIN
@@ -123,7 +123,7 @@ impl Control {
     /// From now on the engine is held up after each look for longer than it would look on.
     #[cfg(test)]
     pub(super) fn hold_up(&self) {
-        self.hasty.store(true, Ordering::Relaxed);
+        self.held_up.store(true, Ordering::Relaxed);
     }
 
     #[cfg(test)]
@@ -343,7 +343,7 @@ impl Watched {
                 self.patient = false;
                 self.signalled = true;
             } else if self.watching {
-                // A bell that rang during the drive was taken for one that rang before.
+                // The drive may have taken a bell, and who rings it lets the flag go that has it rung.
                 self.rest(queue);
             }
             if self.watching {

@@ -24,9 +24,6 @@ pub(super) struct SrqInner {
     pd: Arc<PdInner>,
 }
 
-// SAFETY: the verbs may be called from any thread.
-unsafe impl Sync for SrqInner {}
-
 impl Pd {
     /// A queue for `depth` receives of `max_sge` scatter/gather entries each.
     pub(crate) fn create_srq(&self, depth: u32, max_sge: u32) -> Result<Srq> {

@@ -616,12 +616,11 @@ impl QpShared {
         }
         let mut rq = self.rq.lock();
         rq.closed = true;
+        let mut unused = None;
         while let Some(entry) = rq.ring.pop() {
-            if let Some(srq) = &self.srq {
-                let mut unused = std::mem::take(entry);
-                drop(rq);
-                self.give_back(srq, &mut unused);
-                rq = self.rq.lock();
+            if self.srq.is_some() {
+                // The one that was set aside.
+                unused = Some(std::mem::take(entry));
                 continue;
             }
             let status = entry.poison.unwrap_or(WcStatus::Flushed);
@@ -630,6 +629,7 @@ impl QpShared {
         }
         drop(rq);
         if let Some(srq) = &self.srq {
+            unused.iter_mut().for_each(|unused| self.give_back(srq, unused));
             srq.detach();
         }
         self.tx_blocked.store(false, Ordering::SeqCst);

@@ -24,7 +24,6 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::segment::{self, Mapping};
 use super::{LinkPolicy, Obstacle, Wire, rights};
-use crate::error::Result;
 use crate::provider::soft::context::random;
 
 /// What REQUEST says of shared memory, or else the number of an [`Obstacle`].
@@ -81,19 +80,18 @@ impl Agreement {
             let obstacle = Obstacle::of(request);
             return Self::refused(obstacle, obstacle.words_of_peer());
         }
-        Self::make(socket).unwrap_or_else(|_| Self::refused(Obstacle::Failed, Obstacle::Failed.words()))
+        Self::make(socket).unwrap_or_else(|| Self::refused(Obstacle::Failed, Obstacle::Failed.words()))
     }
 
-    fn make(socket: Socket<'_>) -> Result<Self> {
-        let failed = |error| crate::error::Error::io("make", "shared memory", error);
-        let memory = segment::create().map_err(failed)?;
+    fn make(socket: Socket<'_>) -> Option<Self> {
+        let memory = segment::create().ok()?;
         let agreed = Self { code: ATTACHED, side: 0, refusal: None, memory: Some(memory), listener: None };
         if let Socket::Unix(_) = socket {
-            return Ok(agreed);
+            return Some(agreed);
         }
-        let side = random()?;
-        let listener = UnixListener::bind(path(side)).map_err(failed)?;
-        Ok(Self { code: BESIDE, side, listener: Some(listener), ..agreed })
+        let side = random().ok()?;
+        let listener = UnixListener::bind(path(side)).ok()?;
+        Some(Self { code: BESIDE, side, listener: Some(listener), ..agreed })
     }
 
     fn refused(obstacle: Obstacle, why: [&'static str; 2]) -> Self {
@@ -167,10 +165,7 @@ pub(in super::super) fn take_up(mut received: Vec<OwnedFd>) -> io::Result<Wire> 
 }
 
 /// The same through the second socket, which is then the one to use.
-pub(in super::super) async fn take_up_beside(
-    side: u64,
-    bell: BorrowedFd<'_>,
-) -> std::result::Result<(UnixStream, Wire), Obstacle> {
+pub(in super::super) async fn take_up_beside(side: u64, bell: BorrowedFd<'_>) -> Result<(UnixStream, Wire), Obstacle> {
     // Nobody of that name is in another network namespace.
     let socket = UnixStream::connect(path(side)).await.map_err(|_| Obstacle::OtherHost)?;
     if let Some(stranger) = stranger(Some(&socket)) {
