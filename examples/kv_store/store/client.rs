@@ -6,8 +6,7 @@ use tokio_rdma::op::ReceiveOp;
 use tokio_rdma::{Buffer, Connection, IntoAddress, ProtectionDomain, RemoteRegion};
 
 use super::entry::Entry;
-use super::server::{joined, posted};
-use super::wire::{ANSWER, Answer, Call, Outcome, Request, decode, encode, longest_request};
+use super::wire::{ANSWER, Answer, Call, Outcome, Request, decode, encode, joined, longest_request};
 use super::{Shape, StoreError};
 
 /// Reads of a slot that is being written, without a pause in between. Writing it takes microseconds, unless the writer lost its CPU.
@@ -182,6 +181,13 @@ impl Client {
             Err(_) => Err(StoreError::NoAnswer { operation, after: self.limit }),
         }
     }
+}
+
+/// A receive that is in place when this returns.
+fn posted(connection: &Connection, buffer: Buffer) -> Result<ReceiveOp<Buffer>, StoreError> {
+    let mut receive = connection.receive(buffer);
+    receive.try_post()?;
+    Ok(receive)
 }
 
 fn unexpected<T>(operation: &'static str, outcome: Outcome) -> Result<T, StoreError> {

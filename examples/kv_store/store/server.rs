@@ -1,22 +1,21 @@
 //! The server: applies PUTs and DELETEs, which come as messages. Of GETs it hears nothing.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures::StreamExt;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio_rdma::op::ReceiveOp;
-use tokio_rdma::{Address, Buffer, CloseReason, Connection, Error, IntoAddress, Listener, ProtectionDomain};
+use tokio_rdma::{Address, Connection, IntoAddress, Listener, ProtectionDomain};
 
-use super::wire::{ANSWER, Answer, Call, Outcome, Request, decode, encode, longest_request};
+use super::wire::{ANSWER, Answer, Call, Outcome, Request, decode, encode, joined, longest_request};
 use super::{StoreError, Table};
 
 /// How many clients are served at a time where nobody says otherwise.
 pub const MOST_CLIENTS: usize = 256;
 
-/// Requests of one client that find a place while an answer is on its way.
+/// Receives for the requests of one client: one is answered, the others find a place meanwhile.
 const DEPTH: usize = 4;
 
 /// A listening server.
@@ -110,23 +109,16 @@ impl Server {
 
 /// Answers one client, until it closes.
 async fn client(connection: &Connection, table: &Table, counts: &Counts, limit: Duration) -> Result<(), StoreError> {
-    let domain = connection.domain();
-    let mut requests = VecDeque::with_capacity(DEPTH);
-    for _ in 0..DEPTH {
-        requests.push_back(posted(connection, domain.alloc(longest_request(table.shape()))?)?);
-    }
-    let mut place = domain.alloc(ANSWER)?;
-    while let Some(request) = requests.pop_front() {
-        let received = match request.await {
-            Ok(received) => received,
-            Err(error) if matches!(error.error(), Error::Closed { reason: CloseReason::Peer, .. }) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
+    let mut requests = connection.receiver(DEPTH, longest_request(table.shape()))?;
+    let mut place = connection.domain().alloc(ANSWER)?;
+    while let Some(message) = requests.next().await {
+        let message = message?;
         counts.messages.fetch_add(1, Relaxed);
-        let request: Request<'_> = decode("request", received.message())?;
+        let request: Request<'_> = decode("request", &message)?;
         let outcome = apply(table, counts, &request.call);
         let len = encode(&Answer { number: request.number, outcome }, &mut place)?;
-        requests.push_back(posted(connection, received.buffer)?);
+        // Back to the receiver, which posts it when it is asked for the next one.
+        drop(message);
 
         let rest = place.split_off(len)?;
         let sent = connection.send(place).timeout(limit).await?;
@@ -147,19 +139,4 @@ fn apply(table: &Table, counts: &Counts, call: &Call<'_>) -> Outcome {
         }
     };
     outcome.unwrap_or_else(Outcome::of_error)
-}
-
-/// A receive that is in place when this returns.
-pub fn posted(connection: &Connection, buffer: Buffer) -> Result<ReceiveOp<Buffer>, StoreError> {
-    let mut receive = connection.receive(buffer);
-    receive.try_post()?;
-    Ok(receive)
-}
-
-/// The whole buffer again.
-pub fn joined(first: Buffer, rest: Buffer) -> Result<Buffer, StoreError> {
-    first.unsplit(rest).map_err(|_| StoreError::Protocol {
-        operation: "send",
-        reason: "the buffer came back as another one".to_owned(),
-    })
 }

@@ -1,6 +1,7 @@
 //! The messages.
 
 use serde::{Deserialize, Serialize};
+use tokio_rdma::Buffer;
 
 use super::{Shape, StoreError};
 
@@ -66,6 +67,14 @@ pub fn encode(message: &impl Serialize, bytes: &mut [u8]) -> Result<usize, Store
 
 pub fn decode<'a, T: Deserialize<'a>>(operation: &'static str, bytes: &'a [u8]) -> Result<T, StoreError> {
     postcard::from_bytes(bytes).map_err(|error| fault(operation, error))
+}
+
+/// The whole buffer of a message again, after its first part was sent.
+pub fn joined(first: Buffer, rest: Buffer) -> Result<Buffer, StoreError> {
+    first.unsplit(rest).map_err(|_| StoreError::Protocol {
+        operation: "send",
+        reason: "the buffer came back as another one".to_owned(),
+    })
 }
 
 fn fault(operation: &'static str, error: postcard::Error) -> StoreError {
