@@ -1,7 +1,6 @@
 //! Where the bytes are.
 
 #[cfg(feature = "cuda")]
-#[path = "memory/gpu.rs"]
 pub mod gpu;
 
 use std::fmt;

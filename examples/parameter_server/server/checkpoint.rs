@@ -33,7 +33,7 @@ pub struct Checkpoint {
     pub next: u64,
     pub due: Vec<u64>,
     pub parameters: Vec<f32>,
-    /// Of each step.
+    /// Of the newest steps.
     pub losses: Vec<f32>,
 }
 
