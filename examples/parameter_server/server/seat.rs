@@ -187,15 +187,10 @@ mod tests {
 
     impl Played {
         async fn new(patience: Duration) -> Self {
-            let pd = Device::open("soft0").unwrap().alloc_pd().unwrap();
-            let listener = Listener::bind(&pd, "127.0.0.1:0").await.unwrap();
-            let hello = Hello { computes_on: "paper".into() };
-            let connecting = Connection::builder(&pd).private_data(hello.to_bytes()).connect(listener.local_address());
-            let (connection, server) = tokio::try_join!(connecting, listener.accept()).unwrap();
-            let published = pd.alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
+            let (connection, server) = connected().await;
             let (sender, mut events) = channel(8);
             let mut orders = connection.receiver(4, Order::MAX_LEN).unwrap();
-            tokio::spawn(serve(7, server, Terms { seed: 1, batch: 32, published, patience }, sender));
+            tokio::spawn(serve(7, server, terms(&connection, patience), sender));
             let Some(Event::Joined { worker: 7, greeting, commands }) = events.recv().await else {
                 panic!("it did not join")
             };
@@ -234,6 +229,20 @@ mod tests {
         }
     }
 
+    /// Both ends: the worker's, and the one that the server gives a seat.
+    async fn connected() -> (Connection, Connection) {
+        let pd = Device::open("soft0").unwrap().alloc_pd().unwrap();
+        let listener = Listener::bind(&pd, "127.0.0.1:0").await.unwrap();
+        let hello = Hello { computes_on: "paper".into() };
+        let connecting = Connection::builder(&pd).private_data(hello.to_bytes()).connect(listener.local_address());
+        tokio::try_join!(connecting, listener.accept()).unwrap()
+    }
+
+    fn terms(connection: &Connection, patience: Duration) -> Terms {
+        let published = connection.domain().alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
+        Terms { seed: 1, batch: 32, published, patience }
+    }
+
     async fn order(orders: &mut tokio_rdma::messages::Receiver) -> Order {
         Order::from_bytes(&orders.next().await.unwrap().unwrap()).unwrap()
     }
@@ -260,16 +269,11 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_at_the_end_hears_that_it_is_over() {
-        let pd = Device::open("soft0").unwrap().alloc_pd().unwrap();
-        let listener = Listener::bind(&pd, "127.0.0.1:0").await.unwrap();
-        let hello = Hello { computes_on: "paper".into() };
-        let connecting = Connection::builder(&pd).private_data(hello.to_bytes()).connect(listener.local_address());
-        let (connection, server) = tokio::try_join!(connecting, listener.accept()).unwrap();
-        let published = pd.alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
+        let (connection, server) = connected().await;
         let mut orders = connection.receiver(4, Order::MAX_LEN).unwrap();
         let (sender, events) = channel(8);
         drop(events);
-        tokio::spawn(serve(7, server, Terms { seed: 1, batch: 32, published, patience: SOON }, sender));
+        tokio::spawn(serve(7, server, terms(&connection, SOON), sender));
         assert!(matches!(order(&mut orders).await, Order::Welcome(_)));
         assert_eq!(order(&mut orders).await, Order::Finish);
     }
