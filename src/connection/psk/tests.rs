@@ -11,8 +11,9 @@ use crate::error::{CloseReason, WcStatus};
 use crate::memory::{Access, ProtectionDomain};
 use crate::{Address, Device};
 
-const SETUP: Duration = Duration::from_millis(300);
 const SOON: Duration = Duration::from_secs(20);
+/// So that nobody is turned away for want of time while a test waits.
+const LATER: Duration = Duration::from_secs(60);
 
 fn key() -> PreSharedKey {
     PreSharedKey::new([7; 32]).unwrap()
@@ -22,8 +23,9 @@ fn domain() -> ProtectionDomain {
     Device::open("soft0").unwrap().alloc_pd().unwrap()
 }
 
-async fn listener(domain: &ProtectionDomain) -> Listener {
-    let settings = |it: ConnectionBuilder| it.pre_shared_key(key()).setup_timeout(SETUP);
+/// One that turns away whoever has not proved the key after `setup`.
+async fn listener(domain: &ProtectionDomain, setup: Duration) -> Listener {
+    let settings = |it: ConnectionBuilder| it.pre_shared_key(key()).setup_timeout(setup);
     Listener::builder(domain).connections(settings).bind("127.0.0.1:0").await.unwrap()
 }
 
@@ -84,7 +86,7 @@ async fn overheard(listener: &Listener, here: &ProtectionDomain) -> Vec<u8> {
 #[tokio::test]
 async fn what_was_overheard_is_worth_nothing_the_second_time() {
     let (here, there) = (domain(), domain());
-    let listener = listener(&there).await;
+    let listener = listener(&there, LATER).await;
     let response = overheard(&listener, &here).await;
     let again = stranger(&here, listener.local_address()).await;
     hear(&again).await;
@@ -97,7 +99,7 @@ async fn what_was_overheard_is_worth_nothing_the_second_time() {
 #[tokio::test]
 async fn a_challenge_that_is_sent_back_is_no_response() {
     let (here, there) = (domain(), domain());
-    let listener = listener(&there).await;
+    let listener = listener(&there, LATER).await;
     let mirror = stranger(&here, listener.local_address()).await;
     let challenge = hear(&mirror).await;
     let mut response = vec![2];
@@ -111,7 +113,8 @@ async fn a_challenge_that_is_sent_back_is_no_response() {
 #[tokio::test]
 async fn whoever_says_nothing_is_turned_away_in_time() {
     let (here, there) = (domain(), domain());
-    let listener = listener(&there).await;
+    // As long as the two strangers are waited for; whoever has the key takes less.
+    let listener = listener(&there, Duration::from_millis(300)).await;
     let silent = stranger(&here, listener.local_address()).await;
     let hesitant = stranger(&here, listener.local_address()).await;
     hear(&hesitant).await;
@@ -124,7 +127,7 @@ async fn whoever_says_nothing_is_turned_away_in_time() {
 #[tokio::test]
 async fn nonsense_is_no_proof() {
     let (here, there) = (domain(), domain());
-    let listener = listener(&there).await;
+    let listener = listener(&there, LATER).await;
     let nonsense = [vec![], vec![2], vec![9; 65], vec![2; 64], vec![4], vec![3; 33], vec![2; 66], vec![0; 4096]];
     let count = nonsense.len() as u64;
     for message in nonsense {
@@ -133,6 +136,8 @@ async fn nonsense_is_no_proof() {
             0 => here.alloc(1).unwrap().split_to(0).unwrap(),
             _ => here.register(message).unwrap(),
         };
+        // Before that the listener does not listen.
+        hear(&stranger).await;
         // One that is too long fails at the sender, too.
         let _ = stranger.send(message).await;
         tokio::time::timeout(SOON, stranger.closed()).await.unwrap();
@@ -143,7 +148,7 @@ async fn nonsense_is_no_proof() {
 #[tokio::test]
 async fn no_memory_is_within_reach_before_the_proof() {
     let (here, there) = (domain(), domain());
-    let listener = listener(&there).await;
+    let listener = listener(&there, LATER).await;
     let secret = there.alloc(64).unwrap().expose(Access::all()).unwrap();
     for attempt in 0..3 {
         let thief = stranger(&here, listener.local_address()).await;
