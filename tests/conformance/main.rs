@@ -136,13 +136,13 @@ mod completions;
 mod drops;
 mod endpoints;
 mod faults;
-#[cfg(feature = "psk")]
-mod keys;
 mod leaks;
 mod listener;
 mod long;
 mod messages;
 mod one_sided;
+#[cfg(feature = "psk")]
+mod pre_shared_keys;
 mod processes;
 mod progress;
 mod queues;
