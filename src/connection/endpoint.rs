@@ -135,7 +135,7 @@ impl PendingConnection {
             remote.as_bytes(),
             &prepared.hello,
         );
-        // Both know both of them.
+        // Both ends know both endpoints, so they come to opposite roles.
         let role = if endpoint.0 < remote.0 { Role::Server } else { Role::Client };
         let introduced = async {
             let connected = connecting.await?;
