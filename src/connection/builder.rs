@@ -402,23 +402,18 @@ impl Prepared {
         Ok(room)
     }
 
+    /// A connection that nobody probes yet.
     pub(super) fn establish(&self, room: Room, connected: (Qp, PeerInfo)) -> Result<Connection> {
         let (device, domain) = (self.device.clone(), self.domain.clone());
-        let connection = Connection::establish(device, domain, room, self.config.clone(), self.srq.clone(), connected)?;
-        // A peer does not answer a probe before it lets this side in.
-        if self.key.is_none() {
-            connection.keep_alive(self.keepalive);
-        }
-        Ok(connection)
+        Connection::establish(device, domain, room, self.config.clone(), self.srq.clone(), connected)
     }
 
     /// A connection whose two ends have found that they may talk to each other.
     pub(super) async fn introduce(&self, room: Room, connected: (Qp, PeerInfo), role: Role) -> Result<Connection> {
         let connection = self.establish(room, connected)?;
         psk::check(&connection, role, &self.hello, self.key.as_ref()).await?;
-        if self.key.is_some() {
-            connection.keep_alive(self.keepalive);
-        }
+        // Not before: a peer answers no probe until it has let this side in.
+        connection.keep_alive(self.keepalive);
         Ok(connection)
     }
 }

@@ -53,6 +53,8 @@ impl ForeignConnection {
     pub(crate) fn connect(self, remote: &PairEndpoint) -> Result<Connection> {
         let Self { prepared, room, pair } = self;
         let (pair, info) = pair.connect(remote, prepared.hello.clone())?;
-        prepared.establish(room, (Qp::Verbs(pair), info))
+        let connection = prepared.establish(room, (Qp::Verbs(pair), info))?;
+        connection.keep_alive(prepared.keepalive);
+        Ok(connection)
     }
 }
