@@ -346,6 +346,7 @@ impl ConnectionBuilder {
         }
         Ok(Prepared {
             hello: hello::encode(&self.private_data, self.key.is_some())?,
+            private_data: self.private_data.clone(),
             key: self.key.clone(),
             domain: self.domain.clone(),
             keepalive: self.keepalive,
@@ -386,7 +387,9 @@ pub(super) struct Prepared {
     pub device: Device,
     pub domain: ProtectionDomain,
     pub config: QpConfig,
+    /// The private data and what else goes with it, as the peer gets it.
     pub hello: Vec<u8>,
+    pub private_data: Vec<u8>,
     pub keepalive: Option<Duration>,
     pub key: Option<PreSharedKey>,
     pub srq: Option<SharedReceiveQueue>,
@@ -411,7 +414,7 @@ impl Prepared {
     /// A connection whose two ends have found that they may talk to each other.
     pub(super) async fn introduce(&self, room: Room, connected: (Qp, PeerInfo), role: Role) -> Result<Connection> {
         let connection = self.establish(room, connected)?;
-        psk::check(&connection, role, &self.hello, self.key.as_ref()).await?;
+        psk::check(&connection, role, &self.private_data, self.key.as_ref()).await?;
         // Not before: a peer answers no probe until it has let this side in.
         connection.keep_alive(self.keepalive);
         Ok(connection)

@@ -36,6 +36,7 @@ use crate::address::IntoAddress;
 use crate::completion::driver;
 use crate::completion::pair::QueuePair;
 use crate::completion::queue::Room;
+use crate::connection::hello::Hello;
 use crate::device::{Device, Provider};
 use crate::error::{CloseReason, Error, Result};
 use crate::memory::{AnyBuffer, ProtectionDomain, RemoteRegion, SourceBuffer, TargetBuffer};
@@ -65,7 +66,8 @@ struct Inner {
     pair: Arc<QueuePair>,
     device: Device,
     peer: PeerInfo,
-    private_data: Vec<u8>,
+    /// What the peer said while connecting.
+    hello: Hello,
 }
 
 impl Drop for Inner {
@@ -107,7 +109,7 @@ impl Connection {
         srq: Option<SharedReceiveQueue>,
         (qp, peer): (Qp, PeerInfo),
     ) -> Result<Self> {
-        let private_data = hello::of_peer(&peer)?.user;
+        let hello = hello::of_peer(&peer)?;
         let shared = srq.map(|srq| srq.tenancy().clone());
         let agreed = (peer.max_message, peer.link);
         let pair = QueuePair::attach(qp, room, domain, config, agreed, shared).ok_or(Error::Limit {
@@ -126,7 +128,7 @@ impl Connection {
             qp = pair.number(), peer = %peer.address, link = %peer.link, device = device.name(),
             max_rd_atomic = peer.max_rd_atomic, max_message = peer.max_message, "connected"
         );
-        Ok(Self { inner: Arc::new(Inner { pair, device, peer, private_data }) })
+        Ok(Self { inner: Arc::new(Inner { pair, device, peer, hello }) })
     }
 
     /// Probes the peer from now on, as [`keepalive`](ConnectionBuilder::keepalive) says.
@@ -305,7 +307,7 @@ impl Connection {
 
     /// What the peer gave as [`private_data`](ConnectionBuilder::private_data).
     pub fn peer_private_data(&self) -> &[u8] {
-        &self.inner.private_data
+        &self.inner.hello.user
     }
 
     /// The longest message, in bytes, that both ends take. Reads and writes may be longer, since they are split.

@@ -17,7 +17,7 @@ pub use self::key::PreSharedKey;
 
 use std::fmt;
 
-use crate::connection::{Connection, hello};
+use crate::connection::Connection;
 use crate::error::{Error, Result};
 
 /// There is none.
@@ -61,25 +61,24 @@ pub(super) enum Role {
     Server,
 }
 
-/// Whether this side may talk to the peer. `hello` is what this side said to it.
-pub(super) async fn check(connection: &Connection, role: Role, hello: &[u8], key: Option<&PreSharedKey>) -> Result<()> {
-    let theirs = hello::of_peer(&connection.inner.peer)?;
+/// Whether this side may talk to the peer. `ours` is the private data of this side.
+pub(super) async fn check(connection: &Connection, role: Role, ours: &[u8], key: Option<&PreSharedKey>) -> Result<()> {
+    let theirs = &connection.inner.hello;
     match key {
         None if theirs.keyed => Err(failure(connection, AuthenticationFailure::NoKeyHere)),
         None => Ok(()),
         Some(_) if !theirs.keyed => Err(failure(connection, AuthenticationFailure::NoKeyThere)),
         #[cfg(feature = "psk")]
         Some(key) => {
-            let ours = hello::decode(hello).map_err(|reason| Error::Invalid { operation: "authenticate", reason })?;
             let private_data = match role {
-                Role::Client => [&ours.user[..], &theirs.user],
-                Role::Server => [&theirs.user[..], &ours.user],
+                Role::Client => [ours, &theirs.user],
+                Role::Server => [&theirs.user, ours],
             };
             exchange::prove(connection, role, &proof::Prover::new(key, private_data)).await
         }
         #[cfg(not(feature = "psk"))]
         Some(key) => {
-            let _ = (role, hello);
+            let _ = (role, ours);
             match *key {}
         }
     }
