@@ -94,6 +94,7 @@ mod meters;
 pub mod metrics;
 pub mod op;
 mod provider;
+mod random;
 pub mod soft;
 mod srq;
 pub mod stream;

@@ -13,12 +13,13 @@
 
 use std::time::Duration;
 
-use super::proof::{NONCE, Nonce, PROOF, Prover, nonce};
+use super::proof::{NONCE, Nonce, PROOF, Prover};
 use super::{AuthenticationFailure, Role, failure};
 use crate::connection::Connection;
 use crate::error::{Error, Operation, Result, WcStatus};
 use crate::memory::Buffer;
 use crate::op::{OpError, ReceiveOp, Received};
+use crate::random;
 
 /// Each message begins with what it is.
 const CHALLENGE: u8 = 1;
@@ -42,7 +43,7 @@ pub(super) async fn prove(connection: &Connection, role: Role, prover: &Prover) 
 }
 
 async fn server(talk: &mut Talk<'_>, prover: &Prover) -> Result<()> {
-    let mine = nonce()?;
+    let mine: Nonce = random::bytes()?;
     talk.listen()?;
     talk.say(CHALLENGE, &[&mine]).await?;
     let response: [u8; NONCE + PROOF] = talk.hear(RESPONSE).await?;
@@ -58,7 +59,7 @@ async fn server(talk: &mut Talk<'_>, prover: &Prover) -> Result<()> {
 
 async fn client(talk: &mut Talk<'_>, prover: &Prover) -> Result<()> {
     talk.listen()?;
-    let mine = nonce()?;
+    let mine: Nonce = random::bytes()?;
     let theirs: Nonce = talk.hear(CHALLENGE).await?;
     talk.listen()?;
     talk.say(RESPONSE, &[&mine, &prover.prove(Role::Client, &theirs, &mine)]).await?;

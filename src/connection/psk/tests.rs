@@ -9,7 +9,7 @@ use super::*;
 use crate::connection::{ConnectionBuilder, Listener};
 use crate::error::{CloseReason, WcStatus};
 use crate::memory::{Access, ProtectionDomain};
-use crate::{Address, Device};
+use crate::{Address, Device, random};
 
 const SOON: Duration = Duration::from_secs(20);
 /// So that nobody is turned away for want of time while a test waits.
@@ -73,7 +73,7 @@ async fn overheard(listener: &Listener, here: &ProtectionDomain) -> Vec<u8> {
     let onward = stranger(here, listener.local_address()).await;
     let challenge = hear(&onward).await;
     let client = proof::Prover::new(&key(), [b"", b""]);
-    let mine = proof::nonce().unwrap();
+    let mine: proof::Nonce = random::bytes().unwrap();
     let proof = client.prove(Role::Client, challenge[1..].try_into().unwrap(), &mine);
     let response = [&[2][..], &mine, &proof].concat();
     say(&onward, response.clone()).await;

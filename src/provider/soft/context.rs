@@ -14,6 +14,7 @@ use crate::memory::Access;
 use crate::memory::dma::Segment;
 use crate::memory::pages::Pages;
 use crate::provider::{DeviceLimits, QpConfig};
+use crate::random;
 use crate::sync::Mutex;
 
 /// Lengths on the wire are 32 bits.
@@ -85,21 +86,13 @@ pub fn default_limits() -> DeviceLimits {
     }
 }
 
-/// Random bits from the system.
-pub(super) fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Error::io("read", "the system's random numbers", error.into()))?;
-    Ok(u64::from_ne_bytes(bytes))
-}
-
 impl Context {
     pub(crate) fn open(mut limits: DeviceLimits, faults: Option<Faults>, links: LinkPolicy) -> Result<Self> {
         limits.max_message = limits.max_message.clamp(1, WIRE_MESSAGE);
         limits.max_sge = limits.max_sge.clamp(1, GATHER_SGE);
         let shared = Arc::new(Shared {
             limits,
-            keys: KeyTable::new(random()? as u32),
+            keys: KeyTable::new(u32::from_ne_bytes(random::bytes()?)),
             engine: Control::start()?,
             faults: faults.map(|faults| Arc::new(FaultState::new(faults))),
             stats: Stats::default(),

@@ -16,12 +16,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::context::random;
 use super::keys::{Hold, Key};
 use crate::error::{CloseReason, Result, WcStatus};
 use crate::memory::device::DeviceMemory;
 use crate::memory::dma::Segment;
 use crate::provider::SgeList;
+use crate::random;
 use crate::sync::Mutex;
 
 /// A queue pair's name in the handshake; 0 is nobody's.
@@ -114,7 +114,7 @@ pub(super) struct Near {
 impl Offers {
     /// Gives a queue pair a name.
     pub(super) fn open() -> Result<Arc<Self>> {
-        let name = Name::from(random()?) << 64 | Name::from(random()?);
+        let name = Name::from_ne_bytes(random::bytes()?);
         let offers = Arc::new(Self {
             name,
             peer: OnceLock::new(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connect::{Acceptor, Parts, dial};
-use super::context::{Pd, Shared, at_most, random};
+use super::context::{Pd, Shared, at_most};
 use super::cq::Cq;
 use super::handshake::{Handshake, Hello};
 use super::qp::Qp;
@@ -16,6 +16,7 @@ use super::wire::VERSION;
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::provider::{PRIVATE_DATA, PeerInfo, QpConfig};
+use crate::random;
 
 /// Longest endpoint: a Unix path of 108 bytes fits.
 const ENDPOINT: usize = 128;
@@ -38,7 +39,7 @@ impl Rendezvous {
     pub(super) async fn bind(ctx: &Arc<Shared>, local: &Address) -> Result<Self> {
         let acceptor = Acceptor::bind(ctx, local).await?;
         // Zero means "no rendezvous" in a handshake.
-        let nonce = random()? | 1;
+        let nonce = u64::from_ne_bytes(random::bytes()?) | 1;
         let endpoint = encode(nonce, acceptor.local_address())?;
         Ok(Self { ctx: Arc::clone(ctx), acceptor, nonce, endpoint })
     }

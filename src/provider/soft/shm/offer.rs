@@ -24,7 +24,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::segment::{self, Mapping};
 use super::{LinkPolicy, Obstacle, Wire, rights};
-use crate::provider::soft::context::random;
+use crate::random;
 
 /// What REQUEST says of shared memory, or else the number of an [`Obstacle`].
 pub(in super::super) const OFFERED: u8 = 1;
@@ -89,7 +89,7 @@ impl Agreement {
         if let Socket::Unix(_) = socket {
             return Some(agreed);
         }
-        let side = random().ok()?;
+        let side = u64::from_ne_bytes(random::bytes().ok()?);
         let listener = UnixListener::bind(path(side)).ok()?;
         Some(Self { code: BESIDE, side, listener: Some(listener), ..agreed })
     }
