@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use ::metrics::{Counter, Gauge, SharedString, Unit, counter, describe_counter, describe_gauge, gauge};
 
-use super::Failure;
-use crate::error::{CloseReason, Operation, WcStatus};
+use crate::error::{CloseReason, Error, Operation, WcStatus};
 use crate::metrics as names;
 use crate::provider::{Link, QpCounters};
 
@@ -80,12 +79,14 @@ impl Meters {
         }
     }
 
+    /// An operation has ended in this error. One that was refused for its arguments never was one.
     #[cold]
-    pub(crate) fn failed(&self, operation: Operation, failure: Failure) {
-        let status = match failure {
-            Failure::Closed => "closed",
-            Failure::Timeout => "timeout",
-            Failure::Completed(status) => status_label(status),
+    pub(crate) fn failed(&self, operation: Operation, error: &Error) {
+        let status = match error {
+            Error::Closed { .. } => "closed",
+            Error::Timeout { .. } => "timeout",
+            Error::Completion { status, .. } => status_label(*status),
+            _ => return,
         };
         let device = self.0.device.clone();
         counter!(names::OPERATIONS, "device" => device, "operation" => operation_label(operation), "status" => status)

@@ -5,22 +5,10 @@ mod exported;
 #[cfg(not(feature = "metrics"))]
 mod none;
 
-use crate::error::WcStatus;
-
 #[cfg(feature = "metrics")]
 pub(crate) use self::exported::Meters;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use self::none::Meters;
-
-/// How an operation failed.
-#[cfg_attr(not(feature = "metrics"), allow(dead_code))]
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Failure {
-    Completed(WcStatus),
-    /// The connection ended first.
-    Closed,
-    Timeout,
-}
 
 /// What an operation had to wait for a GPU for.
 #[cfg(feature = "cuda")]

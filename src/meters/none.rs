@@ -1,7 +1,6 @@
 //! Nobody collects anything.
 
-use super::Failure;
-use crate::error::{CloseReason, Operation};
+use crate::error::{CloseReason, Error, Operation};
 use crate::provider::{Link, QpCounters};
 
 #[derive(Clone, Debug)]
@@ -11,7 +10,7 @@ pub(crate) struct Meters;
 impl Meters {
     #[inline(always)] pub(crate) fn new(_: &str) -> Self { Self }
     #[inline(always)] pub(crate) fn completed(&self, _: Operation, _: u64) {}
-    #[inline(always)] pub(crate) fn failed(&self, _: Operation, _: Failure) {}
+    #[inline(always)] pub(crate) fn failed(&self, _: Operation, _: &Error) {}
     #[inline(always)] pub(crate) fn slot_wait(&self) {}
     #[inline(always)] pub(crate) fn opened(&self, _: Link) {}
     #[inline(always)] pub(crate) fn closed(&self, _: &CloseReason, _: QpCounters) {}

@@ -12,7 +12,6 @@ use crate::completion::queue::CompletionQueue;
 use crate::completion::table::{Abandoned, Key, Outcome, Signal, Table, Ticket};
 use crate::error::{Error, Operation, RemoteTarget, WcStatus};
 use crate::memory::{Access, AnyBuffer, RemoteRegion};
-use crate::meters::Failure;
 use crate::op::OpError;
 use crate::op::pieces::{self, Earlier};
 use crate::op::role::Role;
@@ -409,12 +408,13 @@ impl Op {
             }
             State::New | State::Finished => self.buffer.take(),
         };
-        self.pair.queue().meters.failed(self.verb.operation(), Failure::Timeout);
         let hint = match buffer {
             Some(_) => "it was still waiting for its turn, and will not be posted",
             None => "it may still take effect, and its buffer stays quarantined until the device lets go of it",
         };
-        Err(OpError::new(Error::Timeout { operation: self.operation(), after, hint: hint.into() }, buffer))
+        let error = Error::Timeout { operation: self.operation(), after, hint: hint.into() };
+        self.pair.queue().meters.failed(self.verb.operation(), &error);
+        Err(OpError::new(error, buffer))
     }
 
     #[inline]
@@ -440,21 +440,18 @@ impl Op {
 
     #[cold]
     fn not_posted(&mut self, error: Error) -> OpError<AnyBuffer> {
-        if matches!(error, Error::Closed { .. }) {
-            self.pair.queue().meters.failed(self.verb.operation(), Failure::Closed);
-        }
+        self.pair.queue().meters.failed(self.verb.operation(), &error);
         OpError::new(error, self.buffer.take())
     }
 
     #[cold]
     fn failure(&self, outcome: Outcome) -> Error {
         let operation = self.verb.operation();
-        let (counters, meters) = (&self.pair.counters, &self.pair.queue().meters);
-        match outcome {
+        let counters = &self.pair.counters;
+        let error = match outcome {
             Outcome::Completed(done) => {
                 counters.errors.fetch_add(1, Ordering::Relaxed);
                 let closed = self.pair.close_reason_now().filter(|_| done.status == WcStatus::Flushed);
-                meters.failed(operation, closed.as_ref().map_or(Failure::Completed(done.status), |_| Failure::Closed));
                 let error = match (done.status, closed) {
                     (_, Some(reason)) => Error::Closed { operation: operation.name(), reason },
                     (status, None) => Error::Completion {
@@ -473,11 +470,12 @@ impl Op {
             }
             Outcome::Closed(reason) => {
                 counters.errors.fetch_add(1, Ordering::Relaxed);
-                meters.failed(operation, Failure::Closed);
                 Error::Closed { operation: operation.name(), reason }
             }
             Outcome::NotPosted(reason) => Error::Invalid { operation: operation.name(), reason: reason.to_owned() },
-        }
+        };
+        self.pair.queue().meters.failed(operation, &error);
+        error
     }
 
     /// The counter of this kind of operation, and the byte counter with the bytes to add.
