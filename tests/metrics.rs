@@ -4,11 +4,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::run::SOON;
+use common::run::{SOON, poll_once};
 use common::{Rig, Setup, eventually, exercise, within};
+use futures::StreamExt;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::join;
-use tokio_rdma::{Access, Connection, Listener, metrics};
+use tokio_rdma::{Access, Connection, Listener, SharedReceiveQueue, metrics};
 
 /// What was counted so far, by name and labels, as `name{label=value,..}`.
 struct Counted(Snapshotter, std::collections::BTreeMap<String, f64>);
@@ -97,6 +98,7 @@ async fn story(rig: Rig, mut counted: Counted) {
     assert!(counted.of(metrics::RNR_SENT, "") > before);
 
     a_full_queue_and_a_failed_handshake(&rig, &mut counted).await;
+    a_shared_receive_queue(&rig, &mut counted).await;
 }
 
 async fn a_full_queue_and_a_failed_handshake(rig: &Rig, counted: &mut Counted) {
@@ -125,6 +127,51 @@ async fn a_full_queue_and_a_failed_handshake(rig: &Rig, counted: &mut Counted) {
     eventually(|| listener.failed_handshakes() == 1, || listener.failed_handshakes()).await;
     eventually_counted(counted, metrics::HANDSHAKES_FAILED, "", 1.0).await;
     let _connection = Connection::connect(&rig.domain(), listener.local_address()).await.unwrap();
+}
+
+async fn a_shared_receive_queue(rig: &Rig, counted: &mut Counted) {
+    let (ours, theirs) = (rig.domain(), rig.domain());
+    let srq = SharedReceiveQueue::new(&ours, 1).unwrap();
+    let listener = Listener::builder(&ours).srq(&srq).bind(rig.address()).await.unwrap();
+    let (client, server) = join!(Connection::connect(&theirs, listener.local_address()), listener.accept());
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let send = async |len| within(SOON, client.send(theirs.alloc(len).unwrap())).await;
+    let receives = |counted: &mut Counted| {
+        let operations = ["success", "timeout", "local_length", "closed"].map(|it| counted.operations("receive", it));
+        (operations, counted.of(metrics::BYTES_RECEIVED, ""), counted.of(metrics::SLOT_WAITS, ""))
+    };
+    let ([success, timeout, local_length, closed], bytes, waits) = receives(counted);
+
+    let (mut first, mut second) = (srq.receive(ours.alloc(8).unwrap()), srq.receive(ours.alloc(8).unwrap()));
+    first.try_post().unwrap();
+    assert!(poll_once(&mut second).is_pending());
+    send(8).await.unwrap();
+    within(SOON, first).await.unwrap();
+    let (sent, second) = join!(send(5), within(SOON, second));
+    drop((sent.unwrap(), second.unwrap()));
+    assert_eq!(receives(counted), ([success + 2.0, timeout, local_length, closed], bytes + 13.0, waits + 1.0));
+
+    // Given up while it is posted, so that the next message goes to nobody.
+    srq.receive(ours.alloc(8).unwrap()).timeout(Duration::from_millis(5)).await.unwrap_err();
+    send(8).await.unwrap();
+    let mut messages = srq.receiver(1, 8).unwrap();
+    send(7).await.unwrap();
+    within(SOON, messages.next()).await.unwrap().unwrap();
+    assert_eq!(receives(counted), ([success + 3.0, timeout + 1.0, local_length, closed], bytes + 20.0, waits + 1.0));
+
+    // One that is too long, one that is left when nobody can send any more, and one that comes then.
+    drop(messages);
+    let short = srq.receive(ours.alloc(1).unwrap());
+    let (sent, short) = join!(send(2), within(SOON, short));
+    drop((sent.unwrap_err(), short.unwrap_err()));
+    let mut left = srq.receive(ours.alloc(8).unwrap());
+    left.try_post().unwrap();
+    let late = srq.receive(ours.alloc(8).unwrap());
+    drop((srq, listener, server));
+    within(SOON, left).await.unwrap_err();
+    within(SOON, late).await.unwrap_err();
+    let operations = [success + 3.0, timeout + 1.0, local_length + 1.0, closed + 2.0];
+    assert_eq!(receives(counted), (operations, bytes + 20.0, waits + 1.0));
 }
 
 /// The count comes a moment after whoever waits for the event is woken.

@@ -124,6 +124,7 @@ impl SharedQueue {
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Key, Rejected>> {
         let mut wake = WakeLater::default();
+        let had_ticket = ticket.is_some();
         let mut request = self.post.lock();
         request.sges.clear();
         if let Some(owner) = owner {
@@ -132,7 +133,13 @@ impl SharedQueue {
         let key = match self.receive.submit(owner, ticket, cx, &mut wake) {
             Poll::Ready(Ok(key)) => key,
             Poll::Ready(Err(refused)) => return Poll::Ready(Err(refused.into())),
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending => {
+                drop(request);
+                if ticket.is_some() && !had_ticket {
+                    self.domain.meters().slot_wait();
+                }
+                return Poll::Pending;
+            }
         };
         let side = match mailbox {
             Some(mailbox) => {

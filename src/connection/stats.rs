@@ -10,7 +10,7 @@ use crate::completion::pair::QueuePair;
 pub struct ConnectionStats {
     /// Sends that completed.
     pub sends: u64,
-    /// Receives that completed.
+    /// Receives that completed; not those of a shared receive queue, which belong to no connection.
     pub receives: u64,
     /// Writes that completed.
     pub writes: u64,
@@ -22,7 +22,7 @@ pub struct ConnectionStats {
     pub errors: u64,
     /// Payload bytes sent and written.
     pub bytes_sent: u64,
-    /// Payload bytes received and read.
+    /// Payload bytes received and read, as above.
     pub bytes_received: u64,
     /// Operations that the device holds right now, receives included.
     pub in_flight: usize,

@@ -152,10 +152,11 @@ impl SharedReceiver {
     /// What has arrived first, unless that is a receive that failed: its buffer is back in the pool then, and posted with the others.
     fn take(&mut self, cx: &mut Context<'_>) -> Option<(ConnectionId, Message)> {
         while let Some(key) = self.mailbox.next(cx) {
-            let Some((buffer, outcome)) = self.srq.queue().collect(key) else { continue };
+            let queue = self.srq.queue();
+            let Some((buffer, outcome)) = queue.collect(key) else { continue };
             self.out -= 1;
-            self.srq.queue().taken();
-            match finish(buffer, outcome) {
+            queue.taken();
+            match finish(queue, buffer, outcome) {
                 Ok((done, AnyBuffer::Buffer(buffer))) => {
                     return Some((ConnectionId::new(done.source), Message::new(Received::new(&done, buffer))));
                 }

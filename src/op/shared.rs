@@ -101,16 +101,21 @@ pub(crate) fn check(buffer: &AnyBuffer, queue: &SharedQueue) -> Result<(), Error
     Ok(())
 }
 
-/// What a finished receive got, or why it failed.
-pub(crate) fn finish(buffer: AnyBuffer, outcome: Outcome) -> Finished {
+/// What a finished receive got, or why it failed; counted.
+pub(crate) fn finish(queue: &SharedQueue, buffer: AnyBuffer, outcome: Outcome) -> Finished {
+    let meters = queue.domain.meters();
     let error = match outcome {
-        Outcome::Completed(done) if done.status == WcStatus::Success => return Ok((done, buffer)),
+        Outcome::Completed(done) if done.status == WcStatus::Success => {
+            meters.completed(RECEIVE, done.byte_len.into());
+            return Ok((done, buffer));
+        }
         Outcome::Completed(done) => {
             Error::Completion { operation: RECEIVE, status: done.status, vendor_error: done.vendor_error, remote: None }
         }
         Outcome::Closed(reason) => Error::Closed { operation: RECEIVE.name(), reason },
         Outcome::NotPosted(reason) => Error::Invalid { operation: RECEIVE.name(), reason: reason.to_owned() },
     };
+    meters.failed(RECEIVE, &error);
     Err(OpError::new(error, Some(buffer)))
 }
 
@@ -145,6 +150,7 @@ impl Engine for SharedOp {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished> {
         if let Err(error) = ready!(self.advance(Some(cx))) {
             self.state = State::Finished;
+            self.queue.domain.meters().failed(RECEIVE, &error);
             return Poll::Ready(Err(OpError::new(error, self.buffer.take())));
         }
         let State::Posted(key) = self.state else {
@@ -161,7 +167,7 @@ impl Engine for SharedOp {
         self.queue.taken();
         self.state = State::Finished;
         Poll::Ready(match done {
-            Some((buffer, outcome)) => finish(buffer, outcome),
+            Some((buffer, outcome)) => finish(&self.queue, buffer, outcome),
             None => Err(OpError::new(polled_after_end(), None)),
         })
     }
@@ -189,7 +195,7 @@ impl Engine for SharedOp {
         let table = &self.queue.receive;
         let buffer = match std::mem::replace(&mut self.state, State::Finished) {
             State::Posted(key) => match table.abandon(key) {
-                Abandoned::Done(buffer, outcome) => return finish(buffer, outcome),
+                Abandoned::Done(buffer, outcome) => return finish(&self.queue, buffer, outcome),
                 Abandoned::Parked(buffer) => Some(buffer),
                 Abandoned::Held | Abandoned::Gone => None,
             },
@@ -203,7 +209,9 @@ impl Engine for SharedOp {
             Some(_) => "it was still waiting for its turn, and will not be posted",
             None => "it stays posted, and its buffer quarantined, until a message has used it",
         };
-        Err(OpError::new(Error::Timeout { operation: RECEIVE.name(), after, hint: hint.into() }, buffer))
+        let error = Error::Timeout { operation: RECEIVE.name(), after, hint: hint.into() };
+        self.queue.domain.meters().failed(RECEIVE, &error);
+        Err(OpError::new(error, buffer))
     }
 }
 
