@@ -445,6 +445,19 @@ impl QueuePair {
         }
     }
 
+    /// Resolves when it has ended and no buffer of it is in use any more.
+    pub(crate) async fn ended(&self) -> CloseReason {
+        let mut closed = self.closed();
+        let reason = match closed.wait_for(Option::is_some).await.map(|reason| reason.clone()) {
+            Ok(Some(reason)) => reason,
+            _ => CloseReason::Local,
+        };
+        while self.queue().releasing() {
+            tokio::task::yield_now().await;
+        }
+        reason
+    }
+
     /// Completions so far, in both directions.
     pub(crate) fn completed(&self) -> u64 {
         self.send.completed() + self.receive.completed()

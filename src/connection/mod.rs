@@ -272,7 +272,7 @@ impl Connection {
 
     /// Resolves when the connection has ended and no buffer of it is in use any more, with the reason. Cancel safe.
     pub async fn closed(&self) -> CloseReason {
-        open::ended(&self.inner.pair).await
+        self.inner.pair.ended().await
     }
 
     /// Why the connection has ended, or `None` while it works.

@@ -63,7 +63,7 @@ impl OpenConnections {
         while let Some(pair) = self.any() {
             count += usize::from(pair.close_reason_now().is_none());
             pair.close(CloseReason::Local);
-            ended(&pair).await;
+            pair.ended().await;
             // With a NIC each of them takes system calls.
             tokio::task::yield_now().await;
         }
@@ -90,17 +90,4 @@ impl Pairs {
 
 fn still_open(pair: &Weak<QueuePair>) -> Option<Arc<QueuePair>> {
     pair.upgrade().filter(|pair| pair.close_reason().is_none())
-}
-
-/// Resolves when a connection has ended and no buffer of it is in use any more.
-pub(super) async fn ended(pair: &QueuePair) -> CloseReason {
-    let mut closed = pair.closed();
-    let reason = match closed.wait_for(Option::is_some).await.map(|reason| reason.clone()) {
-        Ok(Some(reason)) => reason,
-        _ => CloseReason::Local,
-    };
-    while pair.queue().releasing() {
-        tokio::task::yield_now().await;
-    }
-    reason
 }
