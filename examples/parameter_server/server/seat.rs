@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
 use tokio::sync::mpsc::{Sender, UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
-use tokio_rdma::{Access, Connection, ExposedRegion, RemoteRegion};
+use tokio_rdma::{Access, BufferPool, Connection, ExposedRegion, RemoteRegion};
 
 use crate::model::{self, PARAMETERS};
 use crate::wire::{Header, Hello, Order, SLOT_LEN, Welcome, Work, floats_from_bytes};
@@ -64,6 +64,8 @@ struct Seat {
     slot: ExposedRegion,
     /// What was in the slot.
     bytes: Vec<u8>,
+    /// Room for an order; one is on its way at a time.
+    orders: BufferPool,
     patience: Duration,
     events: Sender<Event>,
     /// The ticket that the worker has, and until when it may keep it.
@@ -79,14 +81,17 @@ impl Seat {
         events: Sender<Event>,
     ) -> Result<(Self, UnboundedReceiver<Command>)> {
         let hello = Hello::from_bytes(connection.peer_private_data())?;
-        let slot = connection.domain().alloc(SLOT_LEN)?.expose(Access::REMOTE_WRITE)?;
+        let domain = connection.domain();
+        let slot = domain.alloc(SLOT_LEN)?.expose(Access::REMOTE_WRITE)?;
+        let orders = BufferPool::new(domain, Order::MAX_LEN, 1)?;
         let Terms { seed, batch, published, patience } = terms;
         let welcome = Welcome { worker, batch, seed, published, slot: slot.remote() };
         let greeting = format!("computes on {}, link {}", hello.computes_on.escape_debug(), connection.link());
         let (commands, receiver) = unbounded_channel();
         // When the training has ended meanwhile, no command can come any more, and the worker hears that.
         let _ = events.send(Event::Joined { worker, greeting, commands }).await;
-        let seat = Self { worker, connection, slot, bytes: vec![0; SLOT_LEN], patience, events, owed: None, welcome };
+        let bytes = vec![0; SLOT_LEN];
+        let seat = Self { worker, connection, slot, bytes, orders, patience, events, owed: None, welcome };
         Ok((seat, receiver))
     }
 
@@ -160,7 +165,9 @@ impl Seat {
     }
 
     async fn tell(&self, order: Order) -> Result<()> {
-        let message = self.connection.domain().register(order.to_bytes())?;
+        let bytes = order.to_bytes();
+        let mut message = self.orders.get().await.split_to(bytes.len())?;
+        message.copy_from_slice(&bytes);
         self.connection.send(message).timeout(self.patience).await.context("it took no order")?;
         Ok(())
     }
