@@ -138,19 +138,14 @@ impl Schedule {
 
     /// Where a training goes on that has nothing but the parameters of the last step.
     pub fn position(&self) -> Position {
-        let with_workers = self.workers.values().filter_map(|place| match place {
-            Place::Computing { ticket, .. } => Some(ticket),
-            // Is among the arrived ones, also when its worker has left.
-            Place::Idle | Place::Delivered { .. } => None,
-        });
-        let mut due: Vec<u64> = self.returned.iter().chain(self.arrived.keys()).chain(with_workers).copied().collect();
+        let mut due: Vec<u64> = self.due().collect();
         due.sort_unstable();
         Position { version: self.version, next: self.next, due }
     }
 
     /// Tickets applied.
     pub fn applied(&self) -> u64 {
-        self.next - self.position().due.len() as u64
+        self.next - self.due().count() as u64
     }
 
     pub fn is_finished(&self) -> bool {
@@ -173,6 +168,16 @@ impl Schedule {
     /// How many steps the oldest gradient that was applied lay behind.
     pub fn stalest(&self) -> u64 {
         self.stalest
+    }
+
+    /// Tickets that were given out and not applied, each once, in any order.
+    fn due(&self) -> impl Iterator<Item = u64> {
+        let with_workers = self.workers.values().filter_map(|place| match place {
+            Place::Computing { ticket, .. } => Some(ticket),
+            // Is among the arrived ones, also when its worker has left.
+            Place::Idle | Place::Delivered { .. } => None,
+        });
+        self.returned.iter().chain(self.arrived.keys()).chain(with_workers).copied()
     }
 }
 
