@@ -8,7 +8,7 @@ mod seat;
 
 pub use self::progress::say;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;
 use std::time::Duration;
@@ -125,8 +125,6 @@ struct Training<'a> {
     /// By ticket, so that sums come out the same whoever was first.
     gradients: BTreeMap<u64, (Header, Box<[f32; PARAMETERS]>)>,
     commands: BTreeMap<u32, UnboundedSender<Command>>,
-    /// All that ever joined.
-    joined: BTreeSet<u32>,
     /// Of the last steps.
     losses: Vec<f32>,
     /// Workers since the last step.
@@ -199,7 +197,6 @@ impl<'a> Training<'a> {
             bytes,
             gradients: BTreeMap::new(),
             commands: BTreeMap::new(),
-            joined: BTreeSet::new(),
             losses,
             lost: 0,
             given_up: None,
@@ -219,7 +216,6 @@ impl<'a> Training<'a> {
         match event {
             Event::Joined { worker, greeting, commands } => {
                 self.schedule.join(worker);
-                self.joined.insert(worker);
                 self.commands.insert(worker, commands);
                 self.progress.say(&format!("worker {worker} joined: {greeting}"))?;
             }
@@ -234,6 +230,7 @@ impl<'a> Training<'a> {
                 }
             }
             Event::Left { worker, why } => self.dismiss(worker, &why)?,
+            Event::Refused { worker, why } => self.progress.say(&format!("worker {worker} was refused: {why}"))?,
         }
         while let Some(tickets) = self.schedule.step() {
             self.apply(&tickets)?;
@@ -258,21 +255,14 @@ impl<'a> Training<'a> {
     /// Tells once of each worker why it is not there any more.
     fn dismiss(&mut self, worker: u32, why: &str) -> Result<()> {
         self.schedule.leave(worker);
-        let said = match self.commands.remove(&worker) {
-            Some(commands) => {
-                let _ = commands.send(Command::Dismiss);
-                self.lost += 1;
-                if self.lost >= MOST_LOST {
-                    let lost = self.lost;
-                    self.given_up =
-                        Some(format!("{lost} workers were lost without a step in between, the last one: {why}"));
-                }
-                "left"
-            }
-            None if self.joined.contains(&worker) => return Ok(()),
-            None => "was refused",
-        };
-        self.progress.say(&format!("worker {worker} {said}: {why}"))
+        let Some(commands) = self.commands.remove(&worker) else { return Ok(()) };
+        let _ = commands.send(Command::Dismiss);
+        self.lost += 1;
+        if self.lost >= MOST_LOST {
+            let lost = self.lost;
+            self.given_up = Some(format!("{lost} workers were lost without a step in between, the last one: {why}"));
+        }
+        self.progress.say(&format!("worker {worker} left: {why}"))
     }
 
     /// One step, with the gradients of these tickets.

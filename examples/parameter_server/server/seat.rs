@@ -24,11 +24,12 @@ const MOST_LOSS: f32 = 1e6;
 /// How long a worker may take to say goodbye when all is done.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// What the training hears of a worker.
+/// What the training hears of a worker: that it left if it had joined, that it was refused if it never did.
 pub enum Event {
     Joined { worker: u32, greeting: String, commands: UnboundedSender<Command> },
     Delivered { worker: u32, header: Header, gradient: Box<[f32; PARAMETERS]> },
     Left { worker: u32, why: String },
+    Refused { worker: u32, why: String },
 }
 
 /// What the training wants of a worker. When no more can come, the training is over.
@@ -49,13 +50,16 @@ pub struct Terms {
 
 /// Serves a worker until one side has had enough, and tells the training.
 pub async fn serve(worker: u32, connection: Connection, terms: Terms, events: Sender<Event>) {
-    let outcome = match Seat::new(worker, connection, terms, events.clone()).await {
-        Ok((mut seat, commands)) => seat.talk(commands).await,
-        Err(error) => Err(error),
+    let event = match Seat::new(worker, connection, terms, events.clone()).await {
+        Ok((mut seat, commands)) => {
+            let outcome = seat.talk(commands).await;
+            let why = outcome.map_or_else(|error| format!("{error:#}"), |()| "finished".to_owned());
+            Event::Left { worker, why }
+        }
+        Err(error) => Event::Refused { worker, why: format!("{error:#}") },
     };
-    let why = outcome.map_or_else(|error| format!("{error:#}"), |()| "finished".to_owned());
     // Nobody listens when the training has ended before.
-    let _ = events.send(Event::Left { worker, why }).await;
+    let _ = events.send(event).await;
 }
 
 struct Seat {
