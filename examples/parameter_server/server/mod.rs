@@ -162,6 +162,8 @@ impl Traffic {
 
 impl<'a> Training<'a> {
     fn new(options: &'a Options, domain: &ProtectionDomain, digits: &Digits) -> Result<Self> {
+        let batches = Batches::new(digits.training.len(), options.batch as usize, options.seed);
+        let tickets = u64::from(options.epochs) * batches.per_epoch();
         let mut parameters = model::initial(options.seed);
         let (mut position, mut losses) = (Position { version: 0, next: 0, due: Vec::new() }, Vec::new());
         if options.resume {
@@ -173,16 +175,13 @@ impl<'a> Training<'a> {
                 "resume: --seed and --batch are {ours:?}, the checkpoint's are {theirs:?}; go on with the same"
             );
             parameters.copy_from_slice(&saved.parameters);
-            let batches = Batches::new(digits.training.len(), options.batch as usize, options.seed);
-            let (given, most) = (saved.next, u64::from(options.epochs) * batches.per_epoch());
+            let given = saved.next;
             ensure!(
-                given <= most,
-                "resume: batches given out are {given}, the limit is {most}; go on with as many --epochs as before"
+                given <= tickets,
+                "resume: batches given out are {given}, the limit is {tickets}; go on with as many --epochs as before"
             );
             (position, losses) = (saved.position(), saved.losses);
         }
-        let batches = Batches::new(digits.training.len(), options.batch as usize, options.seed);
-        let tickets = u64::from(options.epochs) * batches.per_epoch();
         let schedule = Schedule::new(position, tickets, options.staleness(), options.workers);
         let mut bytes = vec![0; GRADIENT_LEN];
         floats_to_bytes(&parameters[..], &mut bytes);
