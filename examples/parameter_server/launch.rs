@@ -60,13 +60,21 @@ pub async fn run(options: &Options) -> Result<()> {
 /// Shows what the server prints until it prints no more.
 async fn follow(server: &mut Server, workers: &mut JoinSet<Ended>) -> Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let told = async {
+        tokio::select! {
+            _ = interrupt.recv() => "interrupted",
+            _ = terminate.recv() => "terminated",
+        }
+    };
+    tokio::pin!(told);
+    // What the signal that came says.
+    let mut signalled = None;
     // Until when the server has to be done, and why.
     let mut ending: Option<(Instant, &str)> = None;
-    let mut stopped = None;
     loop {
         let until = ending.map(|(until, _)| until);
         tokio::select! {
-            line = server.line() => match (line?, stopped) {
+            line = server.line() => match (line?, signalled) {
                 (Some(line), _) => say(&line)?,
                 (None, None) => return Ok(()),
                 (None, Some(why)) => bail!("{why}"),
@@ -78,15 +86,14 @@ async fn follow(server: &mut Server, workers: &mut JoinSet<Ended>) -> Result<()>
                     ending.get_or_insert((Instant::now() + END, "every worker has ended before the training has"));
                 }
             }
-            _ = interrupt.recv(), if stopped.is_none() => stopped = Some("interrupted"),
-            _ = terminate.recv(), if stopped.is_none() => stopped = Some("terminated"),
+            why = &mut told, if signalled.is_none() => {
+                server.let_go();
+                signalled = Some(why);
+                ending = Some((Instant::now() + END, why));
+            }
             () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
                 bail!("{}", ending.map_or("", |(_, why)| why))
             }
-        }
-        if let (Some(why), true) = (stopped, ending.is_none_or(|(_, because)| Some(because) != stopped)) {
-            server.let_go();
-            ending = Some((Instant::now() + END, why));
         }
     }
 }
