@@ -1,11 +1,27 @@
 //! Programs of `examples/`, as their users start them.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+/// What was built in this process: cargo takes its time to find that there is nothing to do.
+static BUILT: Mutex<BTreeMap<&str, PathBuf>> = Mutex::new(BTreeMap::new());
 
 /// Builds the example as this test was built, and with its features; says so and gives `None` where that cannot be.
-pub fn build(example: &str) -> Option<PathBuf> {
+pub fn build(example: &'static str) -> Option<PathBuf> {
+    // One that could not be built takes nothing away from the others.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = built.get(example) {
+        return Some(program.clone());
+    }
+    let program = build_now(example)?;
+    built.insert(example, program.clone());
+    Some(program)
+}
+
+fn build_now(example: &str) -> Option<PathBuf> {
     let Some(cargo) = env::var_os("CARGO") else {
         eprintln!("skipped: needs cargo, to build the example {example}");
         return None;
