@@ -4,4 +4,5 @@
 
 pub mod chart;
 pub mod child;
+pub mod options;
 pub mod units;

@@ -36,6 +36,7 @@ use clap::{Parser, ValueEnum};
 use tokio_rdma::{Address, Device, IntoAddress};
 
 use crate::common::child;
+use crate::common::options::{open_device, server_address};
 use crate::load::Load;
 use crate::store::server::MOST_CLIENTS;
 use crate::store::{Client, Server, Shape, Table};
@@ -107,11 +108,7 @@ impl Options {
     }
 
     fn open_device(&self) -> Result<Device> {
-        let device = match &self.device {
-            Some(name) => Device::open(name),
-            None => Device::open_default(),
-        };
-        device.context("open the device")
+        open_device(self.device.as_deref())
     }
 
     fn shape(&self) -> Result<Shape> {
@@ -196,11 +193,7 @@ async fn stopped(until_eof: bool) {
 
 /// Whether a single key was there; the load generator says yes.
 async fn client(options: &Options) -> Result<bool> {
-    let address = match &options.address {
-        None => bail!("a client needs --address, as the server printed it"),
-        Some(Address::Ip(address)) if address.port() == 0 => bail!("a client needs the port that the server printed"),
-        Some(address) => address,
-    };
+    let address = server_address("a client", options.address.as_ref())?;
     let domain = options.open_device()?.alloc_pd()?;
     if options.get.is_none() && options.put.is_none() && options.delete.is_none() {
         load::run(&domain, address, &options.load, options.limit()).await?.print()?;

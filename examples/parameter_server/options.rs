@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use tokio_rdma::{Address, Device, IntoAddress};
 
 use crate::common::child;
+use crate::common::options::open_device;
 
 /// Trains a small model of handwritten digits with several worker processes and a parameter server.
 ///
@@ -105,11 +106,7 @@ pub enum Mode {
 
 impl Options {
     pub fn open_device(&self) -> Result<Device> {
-        let device = match &self.device {
-            Some(name) => Device::open(name),
-            None => Device::open_default(),
-        };
-        device.context("open the device")
+        open_device(self.device.as_deref())
     }
 
     /// Resolves when whoever started this process has let it go; never where nobody asked for that.

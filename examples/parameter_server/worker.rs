@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep};
 use tokio_rdma::messages::Receiver;
 use tokio_rdma::{Address, Buffer, CloseReason, Connection, Device, RemoteRegion};
 
+use crate::common::options::server_address;
 use crate::compute::Compute;
 use crate::digits::{Batches, Digits};
 use crate::options::Options;
@@ -25,17 +26,13 @@ const RECEIVES: usize = 4;
 
 /// Works until the training is over. A server that is lost is looked for again: it may have been restarted.
 pub async fn run(options: &Options, mut compute: impl Compute) -> Result<()> {
-    let address = match &options.address {
-        None => bail!("a worker needs --address, as the server printed it"),
-        Some(Address::Ip(address)) if address.port() == 0 => bail!("a worker needs the port that the server printed"),
-        Some(address) => address.clone(),
-    };
+    let address = server_address("a worker", options.address.as_ref())?;
     let digits = Digits::load()?;
     let device = options.open_device()?;
     // Since when no gradient has served anybody. One that the server refuses does not, so a fault that repeats comes to an end.
     let mut failing_since = None;
     loop {
-        let connection = connect(options, &device, &address, compute.name()).await?;
+        let connection = connect(options, &device, address, compute.name()).await?;
         let mut session = Session::begin(options, &connection, &mut compute, &digits).await;
         let outcome = match &mut session {
             Ok(session) => session.work(&mut compute, &digits).await,

@@ -37,11 +37,11 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
-use tokio_rdma::Address;
 
 use crate::common::child::Server;
+use crate::common::options::server_address;
 use crate::memory::{Host, Place};
 use crate::plan::{Options, Role};
 
@@ -81,13 +81,10 @@ fn run(options: Arc<Options>) -> Result<()> {
 async fn work<M: memory::Memory>(options: Arc<Options>, memory: M) -> Result<()> {
     match options.role {
         Some(Role::Server) => server::run(&options, &memory).await,
-        Some(Role::Client) => match &options.address {
-            None => bail!("a client needs --address, as the server printed it"),
-            Some(Address::Ip(address)) if address.port() == 0 => {
-                bail!("a client needs the port that the server printed")
-            }
-            Some(address) => client::run(&options, &memory, address).await,
-        },
+        Some(Role::Client) => {
+            let address = server_address("a client", options.address.as_ref())?;
+            client::run(&options, &memory, address).await
+        }
         None => {
             options.rows()?;
             let (server, address) = Server::start(options.of_server(), options.limit()).await?;

@@ -26,11 +26,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use tokio_rdma::{Address, Device, IntoAddress};
 
 use crate::common::child::Server;
+use crate::common::options::{open_device, server_address};
 
 /// Runs every operation between two processes, checks what arrived, and shows how long it took.
 #[derive(Parser)]
@@ -72,11 +73,7 @@ impl Options {
     }
 
     fn open_device(&self) -> Result<Device> {
-        let device = match &self.device {
-            Some(name) => Device::open(name),
-            None => Device::open_default(),
-        };
-        device.context("open the device")
+        open_device(self.device.as_deref())
     }
 }
 
@@ -99,13 +96,9 @@ async fn main() -> ExitCode {
 }
 
 async fn client_alone(options: &Options) -> Result<()> {
-    let address = match &options.address {
-        None => bail!("a client needs --address, as the server printed it"),
-        Some(Address::Ip(address)) if address.port() == 0 => bail!("a client needs the port that the server printed"),
-        Some(address) => address.clone(),
-    };
+    let address = server_address("a client", options.address.as_ref())?;
     let file = client::load(options.file.as_deref())?;
-    client::run(options, address, file).await
+    client::run(options, address.clone(), file).await
 }
 
 /// The client here, the server in a process of its own.
