@@ -120,21 +120,11 @@ impl Second {
 
     /// Stops it, and returns when none of its threads runs any more.
     pub async fn stop(&self) {
-        self.signal(Signal::STOP);
-        let tasks = format!("/proc/{}/task", self.child.id().expect("it runs"));
-        let stopped = || {
-            let threads = fs::read_dir(&tasks).unwrap();
-            threads.into_iter().all(|thread| {
-                let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
-                // The state comes after the name, which is in parentheses.
-                stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-            })
-        };
-        eventually(stopped, || "its threads still run").await;
+        stop(&self.child).await;
     }
 
     pub fn resume(&self) {
-        self.signal(Signal::CONT);
+        resume(&self.child);
     }
 
     /// Kills it, as with `kill -9`, and waits until it is gone.
@@ -147,11 +137,6 @@ impl Second {
         drop(self.input.take());
         let status = within(SOON, self.child.wait()).await.unwrap();
         assert!(status.success(), "the second process: {status}");
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = self.child.id().expect("it runs") as i32;
-        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
     }
 }
 
@@ -189,6 +174,29 @@ impl Parent {
     pub async fn hear(&mut self) -> Option<String> {
         self.heard.recv().await
     }
+}
+
+/// Stops a process, and returns when none of its threads runs any more.
+pub async fn stop(process: &Child) {
+    signal(process, Signal::STOP);
+    let tasks = format!("/proc/{}/task", process.id().expect("it runs"));
+    let stopped = || {
+        fs::read_dir(&tasks).unwrap().all(|thread| {
+            let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+            // The state comes after the name, which is in parentheses.
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        })
+    };
+    eventually(stopped, || "its threads still run").await;
+}
+
+pub fn resume(process: &Child) {
+    signal(process, Signal::CONT);
+}
+
+fn signal(process: &Child, signal: Signal) {
+    let id = process.id().expect("it runs") as i32;
+    kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
 }
 
 /// Open descriptors of this process.

@@ -1,10 +1,8 @@
 //! The example as its users start it: servers that are stopped or killed, and the load generator.
 
-use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio_rdma::soft::LinkPolicy;
@@ -12,7 +10,7 @@ use tokio_rdma::{Device, Link};
 
 use crate::LIMIT;
 use crate::common::run::SOON;
-use crate::common::{eventually, example, within};
+use crate::common::{example, process, within};
 use crate::store::client::Found;
 use crate::store::{Client, StoreError};
 
@@ -34,25 +32,6 @@ impl Process {
         let address =
             line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("it says {line:?}")).to_owned();
         Some(Self { child, address })
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = self.child.id().expect("it runs") as i32;
-        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
-    }
-
-    /// Stops it, and returns when none of its threads runs any more.
-    async fn stop(&self) {
-        self.signal(Signal::STOP);
-        let tasks = format!("/proc/{}/task", self.child.id().expect("it runs"));
-        let stopped = || {
-            fs::read_dir(&tasks).unwrap().all(|thread| {
-                let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
-                // The state comes after the name, which is in parentheses.
-                stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-            })
-        };
-        eventually(stopped, || "its threads still run").await;
     }
 
     /// A client of it with 8 values that it has read, so that it knows its way to the memory. No step takes longer than this.
@@ -92,7 +71,7 @@ fn over_shared_memory_gets_need_no_running_server() {
         let Some(server) = Process::start("shm").await else { return };
         let mut client = server.client(LinkPolicy::SharedMemory, SHORT).await;
         assert_eq!(client.connection().link(), Link::SharedMemory);
-        server.stop().await;
+        process::stop(&server.child).await;
         let before = client.connection().stats().direct;
         for _ in 0..100 {
             all_are_there(&mut client).await;
@@ -102,7 +81,7 @@ fn over_shared_memory_gets_need_no_running_server() {
         // To change anything takes the server.
         let error = client.put(&[0], b"new").await.unwrap_err();
         assert!(matches!(error, StoreError::NoAnswer { operation: "put", .. }), "{error}");
-        server.signal(Signal::CONT);
+        process::resume(&server.child);
         let version = client.put(&[0], b"newer").await.unwrap();
         assert_eq!(client.get(&[0]).await.unwrap(), Some(Found { version, value: b"newer" }));
     });
@@ -115,10 +94,10 @@ fn over_sockets_gets_wait_for_the_server() {
         let Some(server) = Process::start("sockets").await else { return };
         let mut client = server.client(LinkPolicy::Sockets, SHORT).await;
         assert_eq!(client.connection().link(), Link::Tcp);
-        server.stop().await;
+        process::stop(&server.child).await;
         let error = client.get(&[0]).await.unwrap_err();
         assert!(matches!(error, StoreError::Rdma(tokio_rdma::Error::Timeout { .. })), "{error}");
-        server.signal(Signal::CONT);
+        process::resume(&server.child);
         all_are_there(&mut client).await;
     });
 }
