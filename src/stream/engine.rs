@@ -227,8 +227,6 @@ impl Engine {
                     Poll::Ready(Ok(())) => {}
                     Poll::Ready(Err(error)) => {
                         self.fail(failure::reason(error, &self.connection));
-                        // Perhaps the peer's end is among what had arrived.
-                        self.take_in(usize::MAX);
                         break;
                     }
                 }
@@ -239,6 +237,8 @@ impl Engine {
             None => Poll::Ready(Ok(())),
             // The peer had read to the end, or needs no more: it is gone, and took the last acknowledgement along.
             Some(CloseReason::Peer) if self.end == End::Posted && self.peer_ended => Poll::Ready(Ok(())),
+            // Its end may be among what has arrived, which is taken in first.
+            Some(CloseReason::Peer) if self.end == End::Posted && !self.receives.is_empty() => Poll::Pending,
             Some(reason) => Poll::Ready(Err(io_error("shut the stream down", reason))),
         }
     }
@@ -306,7 +306,7 @@ impl Engine {
     /// Whether something is to be sent that could not be sent yet.
     fn unsent(&self) -> bool {
         let due = self.credits.due() && !self.peer_ended;
-        self.failed.is_none() && (!self.outbox.is_posted() || due || self.end == End::Wanted || self.closing)
+        self.closing || self.failed.is_none() && (!self.outbox.is_posted() || due || self.end == End::Wanted)
     }
 
     /// Sends what can be sent: data as far as there are credits, then the end; credits with it, or alone when they are due.

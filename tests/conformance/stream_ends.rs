@@ -20,6 +20,7 @@ cases!(
     one_direction_ends_and_the_other_goes_on,
     the_end_comes_after_everything,
     shutdown_waits_until_the_peer_has_everything,
+    a_peer_that_left_with_everything_fails_no_shutdown,
     a_shutdown_that_was_begun_takes_place,
     a_shutdown_that_was_begun_and_dropped_loses_nothing,
     writing_after_shutdown_fails,
@@ -107,6 +108,26 @@ async fn shutdown_waits_until_the_peer_has_everything(rig: Rig) {
     pair.client.close().await;
     assert_eq!(other.read(&mut [0; 1]).await.unwrap(), 0);
     assert_pattern(&received, 1);
+}
+
+/// The peer's end lies behind unread bytes, and giving back their credits shows that the peer is gone.
+async fn a_peer_that_left_with_everything_fails_no_shutdown(rig: Rig) {
+    let pair = rig.pair().await;
+    let (mut one, mut other) = streams(&pair, RdmaStream::builder().frame_len(100).receive_slots(2).receive_limit(0));
+    one.write_all(b"all").await.unwrap();
+    let _begun = poll_once(&mut pin!(one.shutdown()));
+    let mut received = Vec::new();
+    within(SOON, other.read_to_end(&mut received)).await.unwrap();
+    assert_eq!(received, b"all");
+    within(SOON, other.write_all(&pattern(200, 1))).await.unwrap();
+    within(SOON, other.shutdown()).await.unwrap();
+    drop(other);
+    within(SOON, pair.client.closed()).await;
+    let mut bytes = vec![0; 100];
+    one.read_exact(&mut bytes).await.unwrap();
+    within(SOON, one.shutdown()).await.unwrap();
+    within(SOON, one.read_to_end(&mut bytes)).await.unwrap();
+    assert_pattern(&bytes, 1);
 }
 
 /// The task has no turn left at the poll that begins it, and there is no other poll.
