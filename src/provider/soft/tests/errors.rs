@@ -250,12 +250,12 @@ fn a_goodbye_is_told_from_a_lost_link() {
         let (a, b) = pair(link);
         let memory = Memory::new(&a, 1 << 20);
         let target = Memory::new(&b, 1 << 20);
-        let answer = Memory::new(&a, 16);
-        a.receive(1, answer.whole());
+        let (answer, answered) = (Memory::new(&b, 16), Memory::new(&a, 16));
+        a.receive(1, answered.whole());
         // Something to read is left on the other side: closing must not reset the connection.
         a.send(2, memory.whole());
         b.receive(3, target.whole());
-        b.send(4, SgeList::from_slice(&[target.sge(0, 16)]));
+        b.send(4, answer.whole());
         drop(b.qp);
         let done = collect_one(&a, 2);
         assert_eq!(a.qp.close_reason(), Some(CloseReason::Peer));

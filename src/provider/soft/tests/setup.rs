@@ -214,9 +214,9 @@ fn a_link_is_cut_after_so_many_bytes() {
         for id in 0..5 {
             b.receive(id, target.whole());
         }
-        for id in 0..5 {
-            a.send(id, source.whole());
-        }
+        // At once: the link may be cut before a further call.
+        let sends: Vec<_> = (0..5).map(|id| request(id, WrOp::Send { imm: None }, source.whole())).collect();
+        a.qp.post_send(&sends).unwrap();
         let [done, received] = collect([(&a, 5), (&b, 5)]);
         for side in [&a, &b] {
             assert!(matches!(side.qp.close_reason(), Some(CloseReason::LinkLost(_))));
@@ -232,9 +232,9 @@ fn a_link_is_cut_after_so_many_bytes() {
 fn one_completion_fails_on_demand() {
     let faults = Some(Faults::seeded(1).fail_completion(3, WcStatus::General));
     let (a, b) = Options { faults: [faults, None], ..Options::default() }.connect();
-    for id in 0..5 {
-        a.post(id, WrOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());
-    }
+    let write = WrOp::Write { remote: RemoteAddress::default(), imm: None };
+    let writes: Vec<_> = (0..5).map(|id| request(id, write, SgeList::new())).collect();
+    a.qp.post_send(&writes).unwrap();
     let [done, _] = collect([(&a, 5), (&b, 0)]);
     let (ok, flushed) = (WcStatus::Success, WcStatus::Flushed);
     assert_eq!(statuses(&done), [(0, ok), (1, ok), (2, WcStatus::General), (3, flushed), (4, flushed)]);
