@@ -1,7 +1,9 @@
 //! In steady state an operation allocates nothing, in any completion mode, at either end: a counting allocator watches
-//! the whole process. One test on each kind of machine, so that nothing else runs beside it.
+//! the whole process. One test at a time, so that nothing else runs beside it.
 
 mod common;
+
+use std::sync::{Mutex, PoisonError};
 
 use common::{Pair, Rig, Setup, run};
 use futures::{SinkExt, StreamExt};
@@ -23,36 +25,49 @@ fn counted() -> usize {
     *COUNTED.get_or_init(|| if common::rig::nic().is_some() { 500 } else { 2000 })
 }
 
-#[test]
-fn the_steady_state_allocates_nothing() {
-    in_every_mode(
-        &[Setup::SOFT_TCP, Setup::SOFT_UNIX.single_threaded(), Setup::SHM_UNIX, Setup::SHM_TCP.single_threaded()],
-        |_, _| true,
-    );
+/// Held by the test that runs: a process of its own has each of them with nextest, but not with `cargo test`.
+static ALONE: Mutex<()> = Mutex::new(());
+
+macro_rules! in_mode {
+    ($($test:ident: $mode:expr),+ $(,)?) => {
+        $(#[test]
+        fn $test() {
+            watch(&[
+                Setup::SOFT_TCP.mode($mode),
+                Setup::SOFT_UNIX.single_threaded().mode($mode),
+                Setup::SHM_UNIX.mode($mode),
+                Setup::SHM_TCP.single_threaded().mode($mode),
+            ]);
+        })+
+    };
+}
+
+in_mode! {
+    the_steady_state_allocates_nothing: CompletionMode::default(),
+    nor_does_it_in_event_mode: CompletionMode::Event,
+    nor_does_it_while_polling: CompletionMode::Polling,
+    nor_does_it_with_a_polling_thread: CompletionMode::PollingThread { cpu: None },
 }
 
 #[test]
 #[ignore = "needs an RDMA NIC: cargo xtask guest test"]
 fn nor_does_it_with_a_nic() {
-    // Half of them, since an emulated machine is slow.
-    let asleep = |mode| matches!(mode, CompletionMode::Event | CompletionMode::Polling);
-    in_every_mode(&[Setup::NIC, Setup::NIC.single_threaded()], |setup, mode| asleep(mode) == (setup.workers == 0));
+    // Each mode once, since an emulated machine is slow.
+    watch(&[
+        Setup::NIC.mode(CompletionMode::default()),
+        Setup::NIC.single_threaded().mode(CompletionMode::Event),
+        Setup::NIC.single_threaded().mode(CompletionMode::Polling),
+        Setup::NIC.mode(CompletionMode::PollingThread { cpu: None }),
+    ]);
 }
 
-fn in_every_mode(setups: &[Setup], chosen: impl Fn(&Setup, CompletionMode) -> bool) {
-    let modes = [
-        CompletionMode::Event,
-        CompletionMode::default(),
-        CompletionMode::Polling,
-        CompletionMode::PollingThread { cpu: None },
-    ];
+fn watch(setups: &[Setup]) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut failures = Vec::new();
-    for mode in modes {
-        for setup in setups.iter().filter(|setup| chosen(setup, mode)).map(|setup| setup.mode(mode)) {
-            for (operation, blocks) in every_operation(setup).into_iter().filter(|(_, blocks)| *blocks > 0) {
-                let place = format!("{:?}, {mode:?}, {} workers", setup.address, setup.workers);
-                failures.push(format!("{operation}: {blocks} in {} ({place})", counted()));
-            }
+    for setup in setups {
+        for (operation, blocks) in every_operation(*setup).into_iter().filter(|(_, blocks)| *blocks > 0) {
+            let place = format!("{:?}, {:?}, {} workers", setup.address, setup.mode, setup.workers);
+            failures.push(format!("{operation}: {blocks} in {} ({place})", counted()));
         }
     }
     // Where they come from: `DHAT=1` writes dhat-heap.json, for https://nnethercote.github.io/dh_view/dh_view.html
