@@ -46,7 +46,7 @@ pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
     install("perftest")?;
     let mut programs = vec![peers::ours(&dir)?, peers::c_loop(&dir)?];
     if !args.without_async_rdma {
-        programs.push(peers::async_rdma()?);
+        programs.push(peers::async_rdma("release")?);
     }
     let rounds = args.rounds.unwrap_or(if args.quick { 2 } else { 5 });
     let groups = rows::groups(args.quick);

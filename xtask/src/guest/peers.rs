@@ -16,11 +16,12 @@ pub fn pingpong() -> Result<Utf8PathBuf> {
     Ok(Command::new("sh -c").arg("command -v ibv_rc_pingpong").stdout()?.trim().into())
 }
 
-/// The program of the crate async-rdma, built: see `peers/async-rdma/README.md`.
-pub fn async_rdma() -> Result<Utf8PathBuf> {
+/// The program of the crate async-rdma, built in one of cargo's profiles: see `peers/async-rdma/README.md`.
+pub fn async_rdma(profile: &str) -> Result<Utf8PathBuf> {
     super::install(PACKAGES)?;
     // Its folder has settings that its build needs, and its lock file is the only one that works.
-    let build = Command::new("cargo build --release --locked --message-format=json").dir("peers/async-rdma");
+    let build = Command::new("cargo build --locked --message-format=json --profile").arg(profile);
+    let build = build.dir("peers/async-rdma");
     let mut program = None;
     for message in cargo_metadata::Message::parse_stream(build.stdout()?.as_bytes()) {
         if let cargo_metadata::Message::CompilerArtifact(artifact) = message? {

@@ -91,7 +91,7 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
         job += "/programs/quickstart --timeout 60 && echo 'guest: quickstart succeeded'\n";
     }
     if args.tests.iter().any(|test| test == "verbs") {
-        for (variable, peer) in [("ASYNC_RDMA", peers::async_rdma()?), ("PINGPONG", peers::pingpong()?)] {
+        for (variable, peer) in [("ASYNC_RDMA", peers::async_rdma("dev")?), ("PINGPONG", peers::pingpong()?)] {
             job.insert_str(0, &format!("export TOKIO_RDMA_TEST_{variable}=/programs/{}\n", name_of(&peer)?));
             programs.push(peer);
         }
