@@ -154,6 +154,7 @@ async fn a_shared_receive_queue(rig: &Rig, counted: &mut Counted) {
     // Given up while it is posted, so that the next message goes to nobody.
     srq.receive(ours.alloc(8).unwrap()).timeout(Duration::from_millis(5)).await.unwrap_err();
     send(8).await.unwrap();
+    eventually(|| srq.posted() == 0, || srq.posted()).await;
     let mut messages = srq.receiver(1, 8).unwrap();
     send(7).await.unwrap();
     within(SOON, messages.next()).await.unwrap().unwrap();

@@ -65,9 +65,9 @@ fn a_read_of_revoked_memory_never_succeeds() {
 #[test]
 fn an_rnr_nak_for_what_was_answered_ends_the_link() {
     let (side, mut peer) = victim(config());
-    let memory = Memory::new(&side, 8);
+    let (source, memory) = (Memory::new(&side, 8), Memory::new(&side, 8));
     let mut out = Vec::new();
-    side.send(0, memory.whole());
+    side.send(0, source.whole());
     for id in 1..=5 {
         side.post(id, WrOp::Read { remote: RemoteAddress::default() }, memory.whole());
     }

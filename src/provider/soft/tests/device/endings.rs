@@ -181,9 +181,9 @@ fn no_copy_is_under_way_once_a_peer_broke_the_rules() {
 }
 
 #[test]
-fn no_copy_is_under_way_once_a_queue_a_queue_pair_has_failed() {
+fn no_copy_is_under_way_once_a_queue_pair_has_failed() {
     let (a, _b, _) = pair_with_devices(UNIX);
-    let device = Double::new(LEN, Duration::from_millis(5));
+    let device = Double::new(LEN, Duration::from_millis(100));
     let source = Memory::on(&a, &device, LEN / 2);
     a.send(1, source.whole());
     // The socket is full by now, and the device at work for what comes next.

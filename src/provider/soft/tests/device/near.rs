@@ -29,7 +29,9 @@ fn bytes_between_devices_do_not_pass_the_host() {
     let (a, b, devices) = pair_with_devices(Road::Near);
     all_three(&a, &b, &devices, [true, true]);
     assert_eq!(devices.each_ref().map(|device| device.copies()), [0, 0]);
-    assert_eq!(devices.each_ref().map(|device| device.transfers()), [2, 4]);
+    // Two pieces a message, or one where both were there at once.
+    let [back, there] = devices.each_ref().map(|device| device.transfers());
+    assert!((1..=2).contains(&back) && (2..=4).contains(&there), "{back} {there}");
     let between = [&a, &b].map(|side| side.qp.counters().bytes_between_devices);
     assert_eq!(between, [LEN as u64, 2 * LEN as u64]);
     // The link carried names alone.
