@@ -24,7 +24,7 @@
 //! Values of the labels:
 //!
 //! - `operation`: `send`, `receive`, `write`, `read`, `compare_and_swap`, `fetch_and_add`;
-//! - `status`: `success` (of a GPU's memory, that the device is done; the copy to it may fail afterwards), `closed` (the connection ended first), `timeout` (given up; it may have happened all the same), or the status of the
+//! - `status`: `success` (of a GPU's memory, that the device is done; the copy to it may fail afterwards), `closed` (the connection ended first; of a shared receive queue, `flushed`), `timeout` (given up; it may have happened all the same), or the status of the
 //!   completion: `local_length`, `remote_access`, `retry_exceeded` and so on, as in [`WcStatus`](crate::WcStatus);
 //! - `reason`: `local`, `peer`, `link_lost`, `failed`, `protocol`, `runtime_gone`, `device`, as in [`CloseReason`](crate::CloseReason);
 //! - `link`: as [`Link`](crate::Link) prints.

@@ -8,7 +8,7 @@ pub fn open_device(name: Option<&str>) -> Result<Device> {
     name.map_or_else(Device::open_default, Device::open).context("open the device")
 }
 
-/// Where the server is. `who` looks for it ("a client", say) has to be told.
+/// Where the server is, which `who` ("a client", say) has to be told.
 pub fn server_address<'a>(who: &str, address: Option<&'a Address>) -> Result<&'a Address> {
     match address {
         None => bail!("{who} needs --address, as the server printed it"),

@@ -343,7 +343,7 @@ impl Watched {
                 self.patient = false;
                 self.signalled = true;
             } else if self.watching {
-                // The drive may have taken a bell, and who rings it lets the flag go that has it rung.
+                // The drive may have taken a bell; ringing it took the flag down that asks for the next.
                 self.rest(queue);
             }
             if self.watching {

@@ -37,7 +37,7 @@ pub fn miri(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
 }
 
 /// Of `tests/`, what uses memory in ways that a sanitizer may object to.
-const TESTS: &str = "--test conformance --test shm --test parsing --test bad_input --test stale";
+const TESTS: &str = "--test conformance --test shm --test shm_processes --test parsing --test bad_input --test stale";
 
 const NOT_TWICE: &str =
     "conformance over TCP and in some ways of waiting, programs without unsafe code: they do nothing else with memory";

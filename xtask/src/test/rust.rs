@@ -41,8 +41,8 @@ pub fn docs(_: &Workspace, _: &Tools) -> Result<Outcome> {
     Ok(Outcome::passed())
 }
 
-/// What the steps that run code build, always with the same words: with others cargo may choose other features of dependencies,
-/// and then builds everything once more. `services` has no test.
+/// What the steps `test`, `examples` and `bench` build, and the tests that start examples: with other words cargo may choose other
+/// features of dependencies, and then builds everything once more. `services` has no test.
 const BUILD: &str = "--workspace --exclude services --all-features";
 
 /// Of [`BUILD`], what has tests.
