@@ -5,25 +5,27 @@ use crate::error::CloseReason;
 
 #[test]
 fn a_late_receive_costs_a_round_trip_and_not_a_timer() {
-    let slow = QpConfig { rnr_timer: Duration::from_secs(10), ..config() };
-    let (a, b) = Options { configs: [config(), slow], ..Options::default() }.connect();
-    let (source, target) = (Memory::pattern(&a, 300_000, 1), Memory::new(&b, 300_000));
-    a.send(1, source.whole());
-    let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
-    wait_until(|| {
-        a.poll(&mut at_a);
-        b.poll(&mut at_b);
-        a.qp.counters().rnr_naks_received == 1
+    takes_less_than(Duration::from_millis(50), || {
+        let slow = QpConfig { rnr_timer: Duration::from_secs(10), ..config() };
+        let (a, b) = Options { configs: [config(), slow], ..Options::default() }.connect();
+        let (source, target) = (Memory::pattern(&a, 300_000, 1), Memory::new(&b, 300_000));
+        a.send(1, source.whole());
+        let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
+        wait_until(|| {
+            a.poll(&mut at_a);
+            b.poll(&mut at_b);
+            a.qp.counters().rnr_naks_received == 1
+        });
+        assert_eq!(b.qp.counters().rnr_naks_sent, 1);
+        let start = Instant::now();
+        b.receive(2, target.whole());
+        let [done, received] = collect([(&a, 1), (&b, 1)]);
+        let waited = start.elapsed();
+        assert_success(&done, [1]);
+        assert_success(&received, [2]);
+        assert!(target.all() == source.all());
+        waited
     });
-    assert_eq!(b.qp.counters().rnr_naks_sent, 1);
-    let start = Instant::now();
-    b.receive(2, target.whole());
-    let [done, received] = collect([(&a, 1), (&b, 1)]);
-    // Far below the timer, and more than a busy machine makes of a round trip.
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-    assert_success(&done, [1]);
-    assert_success(&received, [2]);
-    assert!(target.all() == source.all());
 }
 
 #[test]
@@ -48,20 +50,23 @@ fn other_traffic_flows_while_a_send_waits() {
 
 #[test]
 fn a_receiver_that_is_never_ready_ends_the_sender() {
-    let bounded = QpConfig { rnr_retry: 3, ..config() };
-    let timer = QpConfig { rnr_timer: Duration::from_millis(20), ..config() };
-    let (a, b) = Options { configs: [bounded, timer], ..Options::default() }.connect();
-    let start = Instant::now();
-    a.send(1, SgeList::new());
-    a.send(2, SgeList::new());
-    let [done, _] = collect([(&a, 2), (&b, 0)]);
-    let waited = start.elapsed();
-    assert_eq!(statuses(&done), [(1, WcStatus::RnrRetryExceeded), (2, WcStatus::Flushed)]);
-    assert!(waited >= Duration::from_millis(80) && waited < Duration::from_secs(2), "{waited:?}");
-    assert_eq!(a.qp.close_reason(), Some(CloseReason::Failed(WcStatus::RnrRetryExceeded)));
-    wait_until(|| {
-        b.poll(&mut Vec::new());
-        b.qp.close_reason() == Some(CloseReason::Peer)
+    takes_less_than(Duration::from_millis(400), || {
+        let bounded = QpConfig { rnr_retry: 3, ..config() };
+        let timer = QpConfig { rnr_timer: Duration::from_millis(20), ..config() };
+        let (a, b) = Options { configs: [bounded, timer], ..Options::default() }.connect();
+        let start = Instant::now();
+        a.send(1, SgeList::new());
+        a.send(2, SgeList::new());
+        let [done, _] = collect([(&a, 2), (&b, 0)]);
+        let waited = start.elapsed();
+        assert_eq!(statuses(&done), [(1, WcStatus::RnrRetryExceeded), (2, WcStatus::Flushed)]);
+        assert!(waited >= Duration::from_millis(80), "{waited:?}");
+        assert_eq!(a.qp.close_reason(), Some(CloseReason::Failed(WcStatus::RnrRetryExceeded)));
+        wait_until(|| {
+            b.poll(&mut Vec::new());
+            b.qp.close_reason() == Some(CloseReason::Peer)
+        });
+        waited
     });
 }
 
@@ -136,32 +141,35 @@ fn a_peer_that_is_never_ready_though_receives_are_posted_ends_the_sender() {
 
 #[test]
 fn a_silent_peer_exceeds_the_retries() {
-    let hasty = QpConfig { ack_timeout: Duration::from_millis(20), retry_count: 2, ..config() };
-    // The peer does the handshake and then says nothing more, though its socket stays open.
-    let (ctx, pd, cq) = device(default_limits(), None);
-    let (peer, peer_pd, peer_cq) = device(default_limits(), None);
-    let (qp, _held) = runtime().block_on(async {
-        let acceptor = peer.listen(&address(Link::Tcp)).await.unwrap();
-        let connecting = ctx.connect(&pd, &cq, &hasty, acceptor.local_address(), b"");
-        let accepting =
-            async { acceptor.accept().await.unwrap().accept(&peer_pd, &peer_cq, &config(), |_| Ok(vec![])).await };
-        let (a, b) = tokio::join!(connecting, accepting);
-        let b = b.unwrap().0;
-        let mute = b.shared().mute();
-        (a.unwrap().0, (mute, b))
+    takes_less_than(Duration::from_millis(400), || {
+        let hasty = QpConfig { ack_timeout: Duration::from_millis(20), retry_count: 2, ..config() };
+        // The peer does the handshake and then says nothing more, though its socket stays open.
+        let (ctx, pd, cq) = device(default_limits(), None);
+        let (peer, peer_pd, peer_cq) = device(default_limits(), None);
+        let (qp, _held) = runtime().block_on(async {
+            let acceptor = peer.listen(&address(Link::Tcp)).await.unwrap();
+            let connecting = ctx.connect(&pd, &cq, &hasty, acceptor.local_address(), b"");
+            let accepting =
+                async { acceptor.accept().await.unwrap().accept(&peer_pd, &peer_cq, &config(), |_| Ok(vec![])).await };
+            let (a, b) = tokio::join!(connecting, accepting);
+            let b = b.unwrap().0;
+            let mute = b.shared().mute();
+            (a.unwrap().0, (mute, b))
+        });
+        let start = Instant::now();
+        let write = WrOp::Write { remote: RemoteAddress::default(), imm: None };
+        qp.post_send(&[request(1, write, SgeList::new()), request(2, write, SgeList::new())]).unwrap();
+        let mut out = Vec::new();
+        wait_until(|| {
+            let mut batch = [WorkCompletion::default(); 4];
+            let count = cq.poll(&mut batch).unwrap();
+            out.extend_from_slice(&batch[..count]);
+            out.len() == 2
+        });
+        let waited = start.elapsed();
+        assert_eq!(statuses(&out), [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)]);
+        assert!(waited >= Duration::from_millis(60), "{waited:?}");
+        assert_eq!(qp.close_reason(), Some(CloseReason::Failed(WcStatus::RetryExceeded)));
+        waited
     });
-    let start = Instant::now();
-    let write = WrOp::Write { remote: RemoteAddress::default(), imm: None };
-    qp.post_send(&[request(1, write, SgeList::new()), request(2, write, SgeList::new())]).unwrap();
-    let mut out = Vec::new();
-    wait_until(|| {
-        let mut batch = [WorkCompletion::default(); 4];
-        let count = cq.poll(&mut batch).unwrap();
-        out.extend_from_slice(&batch[..count]);
-        out.len() == 2
-    });
-    let waited = start.elapsed();
-    assert_eq!(statuses(&out), [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)]);
-    assert!(waited >= Duration::from_millis(60) && waited < Duration::from_secs(2), "{waited:?}");
-    assert_eq!(qp.close_reason(), Some(CloseReason::Failed(WcStatus::RetryExceeded)));
 }

@@ -273,6 +273,14 @@ fn wait_until(mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Tries a few times: a busy machine may hold it up, a timer holds it up each time.
+#[track_caller]
+fn takes_less_than(limit: Duration, attempt: impl FnMut() -> Duration) {
+    const TRIES: usize = 5;
+    let too_long: Vec<_> = std::iter::repeat_with(attempt).take(TRIES).take_while(|took| *took >= limit).collect();
+    assert!(too_long.len() < TRIES, "{too_long:?}, and not once less than {limit:?}");
+}
+
 fn statuses(completions: &[WorkCompletion]) -> Vec<(u64, WcStatus)> {
     completions.iter().map(|c| (c.wr_id, c.status)).collect()
 }

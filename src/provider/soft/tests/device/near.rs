@@ -26,17 +26,20 @@ fn all_three(a: &Side, b: &Side, devices: &[Arc<Double>; 2], [at_a, at_b]: [bool
 
 #[test]
 fn bytes_between_devices_do_not_pass_the_host() {
-    let (a, b, devices) = pair_with_devices(Road::Near);
-    all_three(&a, &b, &devices, [true, true]);
-    assert_eq!(devices.each_ref().map(|device| device.copies()), [0, 0]);
-    // Two pieces a message, or one where both were there at once.
-    let [back, there] = devices.each_ref().map(|device| device.transfers());
-    assert!((1..=2).contains(&back) && (2..=4).contains(&there), "{back} {there}");
-    let between = [&a, &b].map(|side| side.qp.counters().bytes_between_devices);
-    assert_eq!(between, [LEN as u64, 2 * LEN as u64]);
-    // The link carried names alone.
-    let sent = [&a, &b].map(|side| side.qp.shared().sent.get());
-    assert!(sent.iter().all(|sent| *sent < 2000), "{sent:?}");
+    let transfers = || {
+        let (a, b, devices) = pair_with_devices(Road::Near);
+        all_three(&a, &b, &devices, [true, true]);
+        assert_eq!(devices.each_ref().map(|device| device.copies()), [0, 0]);
+        let between = [&a, &b].map(|side| side.qp.counters().bytes_between_devices);
+        assert_eq!(between, [LEN as u64, 2 * LEN as u64]);
+        // The link carried names alone.
+        let sent = [&a, &b].map(|side| side.qp.shared().sent.get());
+        assert!(sent.iter().all(|sent| *sent < 2000), "{sent:?}");
+        devices.map(|device| device.transfers())
+    };
+    // Pieces that are there at the same time go together, on a busy machine; never are there more.
+    let tries: Vec<_> = std::iter::repeat_with(transfers).take(5).collect();
+    assert!(tries.contains(&[2, 4]) && tries.iter().all(|[back, there]| *back <= 2 && *there <= 4), "{tries:?}");
 }
 
 #[test]
