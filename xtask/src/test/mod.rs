@@ -60,7 +60,7 @@ const STEPS: &[Step] = &[
     Step { name: "layout", about: "file lengths, and unsafe only where it belongs", check: layout::check },
     Step { name: "readme", about: "the README names this command", check: package::readme },
     Step { name: "clippy", about: "lints, with default and with all features", check: rust::clippy },
-    Step { name: "features", about: "lints of the library, with each feature alone", check: rust::features },
+    Step { name: "features", about: "lints, with each feature alone and with all but it", check: rust::features },
     Step { name: "docs", about: "the documentation builds, public and private", check: rust::docs },
     Step { name: "test", about: "unit and integration tests", check: rust::test },
     Step { name: "doctest", about: "the examples in the documentation", check: rust::doctest },
