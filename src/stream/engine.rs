@@ -303,7 +303,7 @@ impl Engine {
         self.receives.front().is_some_and(|receive| receive.poll_ended(cx).is_ready())
     }
 
-    /// Whether something is to be sent that could not be sent yet.
+    /// Whether something is to be sent that could not be sent yet, or nobody but the keeper is left to see the end.
     fn unsent(&self) -> bool {
         let due = self.credits.due() && !self.peer_ended;
         self.closing || self.failed.is_none() && (!self.outbox.is_posted() || due || self.end == End::Wanted)

@@ -15,7 +15,7 @@ use tokio_rdma::{Access, CompletionMode, Connection, Listener};
 use crate::common::process::{Parent, Second};
 use crate::common::rig::Setup;
 use crate::common::run::SOON;
-use crate::common::{End, Rig, assert_pattern, within};
+use crate::common::{End, Rig, assert_pattern, exercise, within};
 
 cases!(
     one_sided_operations_need_no_program_at_the_target,
@@ -191,7 +191,7 @@ async fn round_trips(rig: Rig, count: u64) {
 async fn a_ticker_goes_on_while_connections_come_and_go(rig: Rig) {
     let mut tick = TICK;
     if rig.on_nic() {
-        // An emulated NIC's calls to make and end one connection take the thread tens of milliseconds in all, on a slow host more
+        // What makes, uses and ends one connection takes the thread, with an emulated NIC, tens of milliseconds in all, on a slow host more
         // than a hundred. They must not take them at once.
         let (start, some) = (Instant::now(), Duration::from_millis(500));
         let count = come_and_go(Rig::new(rig.setup), some).await;
@@ -211,13 +211,10 @@ async fn a_ticker_goes_on_while_connections_come_and_go(rig: Rig) {
 /// Opens, uses and closes one connection after the other for so long. Returns how many.
 async fn come_and_go(rig: Rig, time: Duration) -> u32 {
     let (client, server) = (rig.domain(), rig.domain());
-    // Registered before: that takes the time of whoever asks for it.
-    let (mut out, mut back) = (client.alloc(8).unwrap(), server.alloc(8).unwrap());
     let (start, mut count) = (Instant::now(), 0);
     while count == 0 || start.elapsed() < time {
         let pair = rig.connect(&client, &server).await;
-        let (sent, received) = tokio::join!(pair.client.send(out), pair.server.receive(back));
-        (out, back) = (sent.unwrap(), received.unwrap().buffer);
+        exercise(&pair).await;
         pair.client.close().await;
         pair.server.closed().await;
         count += 1;
