@@ -39,11 +39,13 @@ pub struct ConnectionStats {
     pub rnr_sent: u64,
     /// Times that the peer had no receive posted for a message of this side; 0 with an RDMA NIC, as above.
     pub rnr_received: u64,
-    /// Payload bytes received and read that a GPU copied from one GPU buffer to another, since both ends are in this process and
-    /// the GPUs are one or reach each other. Other payload of GPUs that this process copies goes through its own memory.
+    /// Payload bytes that a GPU copied from one GPU buffer to another: received and read, where both ends are in this process and
+    /// the GPUs are one or reach each other; read and written, where the peer is another process of this host and a GPU of this one
+    /// has mapped its memory (see [`direct`](Self::direct)). Other payload of GPUs that this process copies goes through its own memory.
     pub bytes_between_gpus: u64,
     /// One-sided operations of this side that were carried out directly on the peer's memory, which is mapped here
-    /// ([`Link::SharedMemory`](crate::Link::SharedMemory)); the others go through the link's queue.
+    /// ([`Link::SharedMemory`](crate::Link::SharedMemory)): by the CPU between memory of the host, and by a GPU between GPU buffers.
+    /// The others go through the link's queue.
     pub direct: u64,
     /// Looks at the completion queue, which is shared with the device's other connections, as the next three are.
     pub looks: u64,

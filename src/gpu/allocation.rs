@@ -1,6 +1,8 @@
 //! Who keeps device memory allocated.
 #![allow(unsafe_code)]
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use cudarc::driver::result;
@@ -10,6 +12,7 @@ use super::driver;
 use super::error::GpuError;
 use super::mapping::Mapping;
 use super::reaper::Elsewhere;
+use crate::memory::device::Shareable;
 
 /// GPUDirect RDMA pins memory in units of this size, and so allocations are made of whole ones.
 const UNIT: usize = 64 << 10;
@@ -18,7 +21,7 @@ const UNIT: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Allocation {
     address: u64,
-    _memory: Elsewhere<Memory>,
+    memory: Elsewhere<Memory>,
 }
 
 #[derive(Debug)]
@@ -35,11 +38,12 @@ impl Allocation {
             true => Memory::Mapped(Mapping::new(gpu, len)?),
             false => Memory::Plain(Plain::new(gpu, len)?),
         };
-        let address = match &memory {
-            Memory::Mapped(mapping) => mapping.address(),
-            Memory::Plain(plain) => plain.address,
+        // All of what other processes may be given, or else what was asked for.
+        let (address, len) = match &memory {
+            Memory::Mapped(mapping) => (mapping.address(), mapping.len()),
+            Memory::Plain(plain) => (plain.address, len),
         };
-        let allocation = Self { address, _memory: Elsewhere::new(gpu, memory) };
+        let allocation = Self { address, memory: Elsewhere::new(gpu, memory) };
         let stream = &gpu.incoming;
         // SAFETY: just allocated, at least `len` bytes, and nobody else knows them.
         unsafe { result::memset_d8_async(address, 0, len, stream.cu_stream()) }
@@ -51,6 +55,36 @@ impl Allocation {
 
     pub(super) fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Whether other processes can be given it.
+    pub(super) fn is_shareable(&self, gpu: &Inner) -> bool {
+        gpu.capabilities().shareable && self.mapping().is_some()
+    }
+
+    /// Puts other memory in its place, with the same contents, where other processes may have been given it.
+    ///
+    /// Nothing uses the addresses during the call; after an error nobody may use them at all.
+    pub(super) fn renew(&self, gpu: &Inner) -> Result<(), GpuError> {
+        self.mapping().map_or(Ok(()), |mapping| mapping.renew(gpu))
+    }
+
+    fn mapping(&self) -> Option<&Mapping> {
+        match self.memory.get() {
+            Some(Memory::Mapped(mapping)) => Some(mapping),
+            _ => None,
+        }
+    }
+}
+
+impl Shareable for Allocation {
+    fn range(&self) -> (u64, usize) {
+        self.mapping().map_or((self.address, 0), |mapping| (mapping.address(), mapping.len()))
+    }
+
+    fn export(&self) -> io::Result<OwnedFd> {
+        let mapping = self.mapping().ok_or(io::ErrorKind::Unsupported)?;
+        mapping.export().map_err(io::Error::other)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result};
@@ -11,9 +12,10 @@ use super::device::Inner;
 use super::driver;
 use super::error::GpuError;
 use super::events::Event;
+use super::mapping::Mapping;
 use super::peers;
 use super::pinned::Pinned;
-use crate::memory::device::{BOUNCE, Bounce, DeviceMemory, Transfer};
+use crate::memory::device::{BOUNCE, Bounce, DeviceMemory, Imported, Transfer};
 use crate::memory::dma::Segment;
 use crate::sync::Mutex;
 
@@ -101,8 +103,21 @@ impl DeviceMemory for Inner {
         peers::transfer(source, self).map_err(io::Error::other)
     }
 
+    fn import(&self, memory: BorrowedFd<'_>, len: usize) -> io::Result<Box<dyn Imported>> {
+        self.bind().and_then(|()| Mapping::import(self, memory, len)).map_or_else(
+            |error| Err(io::Error::other(error)),
+            |mapping| Ok(Box::new(mapping) as Box<dyn Imported>),
+        )
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl Imported for Mapping {
+    fn address(&self) -> u64 {
+        Mapping::address(self)
     }
 }
 

@@ -200,12 +200,14 @@ impl GpuBuffer {
             uses.wrote_as_well(event.clone());
         }
         let (gpu, path, mirror) = (held.gpu.clone(), held.path, held.mirror.clone());
+        let allocation = held.allocation.clone();
         Ok(Self::of(Held {
             piece,
             gpu,
             uses: Mutex::new(uses),
             path,
             mirror,
+            allocation,
             copying: None,
             ready: None,
             waits: false,
@@ -221,7 +223,7 @@ impl GpuBuffer {
         self.settle_copy();
         other.settle_copy();
         let Some(tail) = other.held.take() else { return Ok(self) };
-        let Held { piece, gpu, uses, path, mirror, ready, .. } = *tail;
+        let Held { piece, gpu, uses, path, mirror, allocation, ready, .. } = *tail;
         match self.held_mut().piece.join(piece) {
             Ok(()) => {
                 let uses = std::mem::take(&mut *uses.lock());
@@ -231,7 +233,8 @@ impl GpuBuffer {
                 Ok(self)
             }
             Err((piece, why)) => {
-                let other = Self::of(Held { piece, gpu, uses, path, mirror, copying: None, ready, waits: false });
+                let (copying, waits) = (None, false);
+                let other = Self::of(Held { piece, gpu, uses, path, mirror, allocation, copying, ready, waits });
                 Err(GpuUnsplitError { first: self, second: other, why })
             }
         }

@@ -68,6 +68,9 @@ pub struct GpuCapabilities {
     /// `VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`, and where NICs may be given the GPU's memory `GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`:
     /// memory can be allocated so that giving it back holds up nobody.
     pub mappable: bool,
+    /// `HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`: memory that is mapped can be given to other processes, whose GPUs then copy
+    /// from and to it by themselves.
+    pub shareable: bool,
     /// `GPU_DIRECT_RDMA_WRITES_ORDERING`: 0 none, 100 ordered for this GPU, 200 for all of them.
     pub writes_ordering: i32,
     /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` has HOST: `cuFlushGPUDirectRDMAWrites` works.
@@ -206,6 +209,7 @@ fn capabilities(driver: &Driver, context: &Arc<CudaContext>) -> Result<GpuCapabi
     let gpu_direct = optional(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) != 0;
     let maps = optional(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
     let maps_for_nics = optional(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+    let mappable = driver.maps_memory() && maps && (maps_for_nics || !gpu_direct);
     Ok(GpuCapabilities {
         name: context.name().map_err(GpuError::driver("cuDeviceGetName"))?,
         ordinal,
@@ -216,7 +220,10 @@ fn capabilities(driver: &Driver, context: &Arc<CudaContext>) -> Result<GpuCapabi
         ),
         driver_version: driver.version(),
         gpu_direct,
-        mappable: driver.maps_memory() && maps && (maps_for_nics || !gpu_direct),
+        mappable,
+        shareable: mappable
+            && driver.shares_memory()
+            && optional(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0,
         dma_buf: driver.exports_dmabufs(context.cu_device()),
         writes_ordering: optional(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING),
         flush_from_host: optional(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS) & 1 != 0,

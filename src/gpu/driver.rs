@@ -63,6 +63,9 @@ const MAPPING: [&str; 9] = [
     "cuMemUnmap",
 ];
 
+/// The same for memory that processes share, which came with CUDA 10.2.
+const SHARING: [&str; 2] = ["cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"];
+
 type Status = c_uint;
 type Init = unsafe extern "C" fn(c_uint) -> Status;
 type DriverVersion = unsafe extern "C" fn(*mut c_int) -> Status;
@@ -84,6 +87,7 @@ pub(super) struct Driver {
     pci_bus_id: PciBusId,
     total_memory: TotalMemory,
     maps_memory: bool,
+    shares_memory: bool,
     /// Since CUDA 11.7.
     range_handle: Option<RangeHandle>,
     /// Since CUDA 11.3.
@@ -156,7 +160,8 @@ impl Driver {
             device_attribute: symbol(&library, "cuDeviceGetAttribute")?,
             pci_bus_id: symbol(&library, "cuDeviceGetPCIBusId")?,
             total_memory: symbol(&library, "cuDeviceTotalMem_v2")?,
-            maps_memory: MAPPING.iter().all(|name| symbol::<*const c_void>(&library, name).is_ok()),
+            maps_memory: has(&library, &MAPPING),
+            shares_memory: has(&library, &SHARING),
             range_handle: symbol(&library, "cuMemGetHandleForAddressRange").ok(),
             flush: symbol(&library, "cuFlushGPUDirectRDMAWrites").ok(),
             exchange_capture_mode: symbol(&library, "cuThreadExchangeStreamCaptureMode").ok(),
@@ -172,6 +177,11 @@ impl Driver {
     /// Whether it has all of [`MAPPING`].
     pub(super) fn maps_memory(&self) -> bool {
         self.maps_memory
+    }
+
+    /// Whether it has all of [`SHARING`].
+    pub(super) fn shares_memory(&self) -> bool {
+        self.shares_memory
     }
 
     /// Whether memory of the device can be exported as a dma-buf. The attribute has no name in CUDA before 11.7, which cudarc may be
@@ -293,6 +303,11 @@ fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
         Ok(symbol) => Ok(*symbol),
         Err(error) => Err(format!("{LIBRARY} has no {name}: {error}")),
     }
+}
+
+/// Whether the library has all of these.
+fn has(library: &Library, names: &[&str]) -> bool {
+    names.iter().all(|name| symbol::<*const c_void>(library, name).is_ok())
 }
 
 fn checked(call: &'static str, status: Status) -> Result<(), GpuError> {

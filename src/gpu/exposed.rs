@@ -117,13 +117,26 @@ impl GpuExposedRegion {
 
     /// Revokes the key and gives the buffer back, with all that peers wrote visible to the GPU. From then on no peer reaches it.
     ///
+    /// Where a peer's GPU had the memory mapped, the contents move to other memory at the same address, in the time of a copy within the GPU
+    /// and of an allocation, and as much memory is needed twice for that time. The thread waits for it, and first for the GPU's
+    /// own work on these bytes; await [`idle`](Self::idle) before.
+    ///
     /// # Errors
     ///
-    /// [`GpuError::Driver`] when the GPU has failed; the key is revoked and the memory released all the same.
+    /// [`GpuError::Driver`] when the GPU has failed, or has no memory for that; the key is revoked and the memory released all the same.
     pub fn reclaim(self) -> Result<GpuBuffer> {
         self.grant.revoke();
+        if self.grant.was_shared() {
+            self.take_back()?;
+        }
         self.make_visible()?;
         Ok(self.buffer)
+    }
+
+    fn take_back(&self) -> Result<(), GpuError> {
+        let held = self.buffer.held();
+        held.known()?.iter().try_for_each(|event| event.wait())?;
+        held.shareable().map_or(Ok(()), |memory| memory.renew(self.gpu().inner()))
     }
 
     fn make_visible(&self) -> Result<()> {
@@ -151,7 +164,12 @@ fn grant(buffer: &mut GpuBuffer, access: Access) -> Result<Grant> {
         return Err(GpuError::Busy { operation: EXPOSE, hint: "await GpuBuffer::idle() first" }.into());
     }
     let held = buffer.held();
-    register::grant(buffer.gpu(), &domain, buffer.path(), held.piece.mr(), held.piece.segment(), access)
+    let grant =
+        register::grant(buffer.gpu(), &domain, buffer.path(), held.piece.mr(), held.piece.segment(), access)?;
+    if domain.provider().shares_pages() {
+        held.shareable().into_iter().for_each(|memory| grant.set_shareable(memory.clone()));
+    }
+    Ok(grant)
 }
 
 impl fmt::Debug for GpuExposedRegion {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use super::allocation::Allocation;
 use super::device::GpuDevice;
 use super::error::GpuError;
 use super::events::Event;
@@ -22,6 +23,8 @@ pub(super) struct Held {
     pub(super) uses: Mutex<Uses>,
     pub(super) path: GpuPath,
     pub(super) mirror: Option<Arc<Mirror>>,
+    /// Where the memory was made here.
+    pub(super) allocation: Option<Arc<Allocation>>,
     /// Copying to the mirror, before an operation.
     pub(super) copying: Option<(Event, Option<Waiting>)>,
     /// The operation that the bytes are ready for.
@@ -36,6 +39,12 @@ impl Held {
         let mut events = self.uses.lock().known(self.gpu.inner())?;
         events.extend(self.copying.iter().map(|(event, _)| event.clone()));
         Ok(events)
+    }
+
+    /// The allocation, if these are all of its bytes and other processes can be given it.
+    pub(super) fn shareable(&self) -> Option<&Arc<Allocation>> {
+        let is_whole = self.piece.offset() == 0 && self.piece.len() == self.piece.region().len();
+        self.allocation.as_ref().filter(|allocation| is_whole && allocation.is_shareable(self.gpu.inner()))
     }
 
     /// Whether there is none, and can be none any more through guards.

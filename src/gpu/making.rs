@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut};
@@ -43,9 +44,11 @@ impl GpuBuffer {
     /// As [`alloc`](Self::alloc).
     pub fn alloc_with(gpu: &GpuDevice, domain: &ProtectionDomain, len: usize, policy: PathPolicy) -> Result<Self> {
         domain.check_length("alloc", len as u64)?;
-        let memory = Allocation::new(gpu.inner(), len)?;
-        let address = memory.address();
-        Self::register(gpu, domain, (address, len), MemoryKind::Device, policy, Box::new(memory))
+        let memory = Arc::new(Allocation::new(gpu.inner(), len)?);
+        let range = (memory.address(), len);
+        let mut buffer = Self::register(gpu, domain, range, MemoryKind::Device, policy, Box::new(memory.clone()))?;
+        buffer.held_mut().allocation = Some(memory);
+        Ok(buffer)
     }
 
     /// Registers memory that cudarc allocated, without copying it. It is freed, on its own stream, when the last buffer made of it is gone.
@@ -171,7 +174,8 @@ impl GpuBuffer {
         let piece = DevicePiece::whole(domain, range, mr, owner)?;
         tracing::debug!(gpu = %gpu, address = range.0, len = range.1, %path, "GPU memory registered");
         let uses = Mutex::default();
-        Ok(Self::of(Held { piece, gpu: gpu.clone(), uses, path, mirror, copying: None, ready: None, waits: false }))
+        let (allocation, copying, ready) = (None, None, None);
+        Ok(Self::of(Held { piece, gpu: gpu.clone(), uses, path, mirror, allocation, copying, ready, waits: false }))
     }
 }
 

@@ -56,6 +56,10 @@ impl<T: Send + 'static> Elsewhere<T> {
     pub(super) fn new(gpu: &Arc<Inner>, value: T) -> Self {
         Self { value: Some(value), gpu: gpu.clone() }
     }
+
+    pub(super) fn get(&self) -> Option<&T> {
+        self.value.as_ref()
+    }
 }
 
 impl<T: Send + 'static> Drop for Elsewhere<T> {

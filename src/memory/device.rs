@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::dma::Segment;
 
@@ -21,8 +22,27 @@ pub(crate) trait DeviceMemory: Debug + Send + Sync {
     /// What copies from `source`'s memory to this one's without the host; `None` where there is no such way.
     fn transfer(&self, source: &dyn DeviceMemory) -> io::Result<Option<Box<dyn Transfer>>>;
 
+    /// Maps all `len` bytes of what another process [exported](Shareable::export): from then on they are addresses of this device, like
+    /// its own, from and to which it copies.
+    fn import(&self, memory: BorrowedFd<'_>, len: usize) -> io::Result<Box<dyn Imported>>;
+
     #[cfg(any(test, feature = "cuda"))]
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Memory of another process, mapped for a device. Dropped when no copy uses it.
+pub(crate) trait Imported: Debug + Send {
+    /// Where it begins.
+    fn address(&self) -> u64;
+}
+
+/// A device's memory that other processes can be given, as a whole.
+pub(crate) trait Shareable: Debug + Send + Sync {
+    /// Where it begins, and its length.
+    fn range(&self) -> (u64, usize);
+
+    /// A descriptor of it, which keeps it there.
+    fn export(&self) -> io::Result<OwnedFd>;
 }
 
 /// Copies from one device's memory to another's, or within one. Dropping it waits for them.

@@ -64,6 +64,11 @@ impl Pages {
         self.memory.as_fd()
     }
 
+    /// Bytes of the file.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The address that the file begins at.
     pub(crate) fn address(&self) -> u64 {
         self.ptr.as_ptr() as u64

@@ -9,6 +9,8 @@ pub(crate) mod verbs;
 pub(crate) use self::srq::{Roster, Seat, Srq, next_connection_id};
 
 use std::os::fd::BorrowedFd;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -511,7 +513,7 @@ impl Pd {
 }
 
 impl Pd {
-    /// Whether the provider makes use of [`Grant::set_pages`].
+    /// Whether the provider makes use of [`Grant::set_pages`], and of what devices can share.
     pub(crate) fn shares_pages(&self) -> bool {
         match self {
             Self::Soft(inner) => inner.shares_pages(),
@@ -535,6 +537,23 @@ impl Grant {
     pub(crate) fn set_pages(&self, pages: Pages) {
         if let Self::Soft(inner) = self {
             inner.set_pages(pages);
+        }
+    }
+
+    /// Where the granted memory is a device's that can be given to processes of this host. Before anybody knows the key.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn set_shareable(&self, memory: Arc<dyn crate::memory::device::Shareable>) {
+        if let Self::Soft(inner) = self {
+            inner.set_shareable(memory);
+        }
+    }
+
+    /// Whether that memory was given to a process.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn was_shared(&self) -> bool {
+        match self {
+            Self::Soft(inner) => inner.was_shared(),
+            Self::Verbs(_) => false,
         }
     }
 

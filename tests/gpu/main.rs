@@ -68,6 +68,7 @@ macro_rules! two_process_gpu_cases {
     ($($case:ident => $first:ident, $second:ident);+ $(;)?) => {
         two_process_gpu_cases!(@on soft_tcp, SOFT_TCP, $($case, $first, $second);+);
         two_process_gpu_cases!(@on soft_unix, SOFT_UNIX, $($case, $first, $second);+);
+        two_process_gpu_cases!(@on shm, SHM_TCP, $($case, $first, $second);+);
     };
     (@on $module:ident, $setup:ident, $($case:ident, $first:ident, $second:ident);+) => {
         mod $module {
@@ -99,6 +100,7 @@ mod ordering;
 mod quickstart;
 mod registration;
 mod rounds;
+mod sharing;
 mod soak;
 mod staged;
 mod waiting;

@@ -147,8 +147,9 @@ async fn drive(mut side: Side, remote: &RemoteRegion, place: &str) {
     let seconds = start.elapsed().as_secs_f64();
     let _ = writeln!(
         std::io::stderr(),
-        "gpu soak: {total} transfers {place} over {}, {:.1} MiB in {seconds:.1} s on {}: {wrong} wrong bytes",
+        "gpu soak: {total} transfers {place} over {}, {} of them direct, {:.1} MiB in {seconds:.1} s on {}: {wrong} wrong bytes",
         side.end.link(),
+        side.end.stats().direct,
         bytes as f64 / f64::from(1 << 20),
         side.gpu.device,
     );

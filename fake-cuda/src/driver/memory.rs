@@ -12,8 +12,8 @@ pub(super) enum Kind {
     Device,
     /// `cuMemAllocAsync`.
     Pool,
-    /// `cuMemMap` of memory that a NIC can reach, or not.
-    Mapped { gdr: bool },
+    /// `cuMemMap` of memory that a NIC can reach, or not, and other processes can be given, or not.
+    Mapped { gdr: bool, shared: bool },
     /// `cuMemAllocManaged`.
     Managed,
     /// `cuMemHostAlloc`.
@@ -164,6 +164,9 @@ fn release(table: &mut Table, Allocation { address, len, kind, device, .. }: &Al
     match kind {
         Kind::Device | Kind::Pool | Kind::Mapped { .. } => {
             let window = device::window(*device);
+            if matches!(kind, Kind::Mapped { shared: true, .. }) {
+                window.take_out(*address, *len);
+            }
             window.poison(*address, *len);
             // Of memory that is mapped, the program has reserved the addresses for itself.
             if !matches!(kind, Kind::Mapped { .. }) {

@@ -47,7 +47,7 @@ fn attribute(number: u32, address: u64, found: &Allocation) -> Result<Value> {
         12 => Value::Large(found.len),
         13 => Value::Flag(true),
         14 => Value::Large(0),
-        15 => Value::Flag(knob("gdr") != 0 && matches!(found.kind, Kind::Device | Kind::Mapped { gdr: true })),
+        15 => Value::Flag(knob("gdr") != 0 && matches!(found.kind, Kind::Device | Kind::Mapped { gdr: true, .. })),
         // Read and write.
         16 => Value::Small(3),
         17 => Value::Large(if found.kind == Kind::Pool { 0x9000_0000 + found.device as u64 } else { 0 }),

@@ -1,14 +1,16 @@
 //! Addresses and memory taken apart: `cuMemCreate` and its like.
 //!
 //! The memory of a handle stands behind the addresses that it is mapped at: it has one place at a time, and begins
-//! anew in the next.
+//! anew in the next. Memory that other processes can be given is a file, and the same in all places.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 
 use super::memory::{self, Kind};
 use super::registry::Registry;
-use super::window::LARGE_PAGE;
+use super::window::{LARGE_PAGE, memory_file};
 use super::{Code, In, Out, Result, context, device, driver, lock};
 
 /// What memory a program wants, as the driver API lays it out.
@@ -30,16 +32,23 @@ struct Properties {
 const PINNED: u32 = 1;
 const ON_DEVICE: u32 = 1;
 
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, the only one but none.
+const DESCRIPTOR: u32 = 1;
+
+/// What the files are called, before the number of the device.
+const FILE: &str = "fake-cuda-memory-";
+
 impl Properties {
-    fn pinned(device: usize, gdr: bool) -> Self {
+    fn pinned(device: usize, gdr: bool, shared: bool) -> Self {
         let location = device as i32;
-        let (handle_types, win32, compression, usage, reserved) = (0, 0, 0, 0, [0; 4]);
+        let handle_types = if shared { DESCRIPTOR } else { 0 };
+        let (win32, compression, usage, reserved) = (0, 0, 0, [0; 4]);
         let (kind, location_kind, gdr) = (PINNED, ON_DEVICE, u8::from(gdr));
         Self { kind, handle_types, location_kind, location, win32, compression, gdr, usage, reserved }
     }
 
     fn device(&self) -> Result<usize> {
-        if self.kind != PINNED || self.location_kind != ON_DEVICE {
+        if self.kind != PINNED || self.location_kind != ON_DEVICE || ![0, DESCRIPTOR].contains(&self.handle_types) {
             return Err(Code::NOT_SUPPORTED);
         }
         device::get(self.location)?;
@@ -53,12 +62,16 @@ struct Memory {
     len: u64,
     device: usize,
     properties: Properties,
+    file: Option<Arc<OwnedFd>>,
 }
 
 static MEMORY: Registry<Memory> = Registry::new("memory handle", 0x7000_0000);
 
 /// Addresses without memory: where they begin, how many, and whose they are.
 static RESERVED: Mutex<BTreeMap<u64, (u64, usize)>> = Mutex::new(BTreeMap::new());
+
+/// What is mapped at an address, where that is a file.
+static FILES: Mutex<BTreeMap<u64, Arc<OwnedFd>>> = Mutex::new(BTreeMap::new());
 
 /// Who may use memory that is mapped, as the driver API lays it out.
 #[repr(C)]
@@ -79,6 +92,26 @@ fn reserved_device(address: u64, len: u64) -> Result<usize> {
     if fits { Ok(device) } else { Err(Code::INVALID_VALUE) }
 }
 
+fn shared_file(device: usize, len: usize) -> Result<Arc<OwnedFd>> {
+    let name = CString::new(format!("{FILE}{device}")).map_err(|_| Code::INVALID_VALUE)?;
+    memory_file(&name, len).map(Arc::new).map_err(|_| Code::OUT_OF_MEMORY)
+}
+
+/// What another process has exported: its memory, the device's number, and how much it is.
+fn opened(descriptor: usize) -> Option<(OwnedFd, usize, u64)> {
+    let descriptor = i32::try_from(descriptor).ok()?;
+    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
+    let device = link.to_str()?.strip_prefix("/memfd:")?.strip_prefix(FILE)?.split(' ').next()?.parse().ok()?;
+    // SAFETY: it is open, as the line above has seen.
+    let file = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().ok()?;
+    // SAFETY: the structure is plain numbers, which the call fills in.
+    let len = unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        (libc::fstat(file.as_raw_fd(), &mut status) == 0).then_some(status.st_size)?
+    };
+    Some((file, device, len as u64))
+}
+
 fn check_multiple(number: u64) -> Result {
     if number > 0 && number % LARGE_PAGE == 0 { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
@@ -96,7 +129,28 @@ driver! {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let memory = MEMORY.insert(|handle| Memory { handle, len: len as u64, device, properties });
+        let file = match properties.handle_types {
+            DESCRIPTOR => Some(shared_file(device, len)?),
+            _ => None,
+        };
+        let memory = MEMORY.insert(|handle| Memory { handle, len: len as u64, device, properties, file });
+        handle.put(memory.handle as u64)
+    }
+
+    // For the other process, which gets a descriptor of its own.
+    fn cuMemExportToShareableHandle(descriptor: Out<i32>, handle: u64, kind: u32, flags: u64) {
+        let memory = MEMORY.get(handle as usize)?;
+        let file = memory.file.as_ref().filter(|_| kind == DESCRIPTOR && flags == 0).ok_or(Code::INVALID_VALUE)?;
+        descriptor.put(file.try_clone().map_err(|_| Code::OUT_OF_MEMORY)?.into_raw_fd())
+    }
+
+    // The descriptor stays the caller's.
+    fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: usize, kind: u32) {
+        let (file, device, len) = Some(descriptor).filter(|_| kind == DESCRIPTOR).and_then(opened).ok_or(Code::INVALID_VALUE)?;
+        device::get(device as i32)?;
+        let properties = Properties::pinned(device, true, true);
+        let file = Some(Arc::new(file));
+        let memory = MEMORY.insert(|handle| Memory { handle, len, device, properties, file });
         handle.put(memory.handle as u64)
     }
 
@@ -112,9 +166,10 @@ driver! {
     // How a program learns that an address is of this kind. The handle is a new one, to be released again.
     fn cuMemRetainAllocationHandle(handle: Out<u64>, address: u64) {
         let found = memory::find(address).ok_or(Code::INVALID_VALUE)?;
-        let Kind::Mapped { gdr } = found.kind else { return Err(Code::INVALID_VALUE) };
-        let properties = Properties::pinned(found.device, gdr);
-        let memory = MEMORY.insert(|handle| Memory { handle, len: found.len, device: found.device, properties });
+        let Kind::Mapped { gdr, shared } = found.kind else { return Err(Code::INVALID_VALUE) };
+        let properties = Properties::pinned(found.device, gdr, shared);
+        let file = lock(&FILES).get(&found.address).cloned();
+        let memory = MEMORY.insert(|handle| Memory { handle, len: found.len, device: found.device, properties, file });
         handle.put(memory.handle as u64)
     }
 
@@ -151,10 +206,16 @@ driver! {
         let device = reserved_device(address, len as u64)?;
         check_multiple(len as u64)?;
         let whole = offset == 0 && len as u64 == memory.len;
-        if flags != 0 || !whole || device != memory.device || memory::overlaps(address, len as u64) {
+        // A file may be another device's.
+        let fits = device == memory.device || memory.file.is_some();
+        if flags != 0 || !whole || !fits || memory::overlaps(address, len as u64) {
             return Err(Code::INVALID_VALUE);
         }
-        let kind = Kind::Mapped { gdr: memory.properties.gdr != 0 };
+        if let Some(file) = &memory.file {
+            device::window(device).put_in(address, len as u64, file).map_err(|_| Code::OUT_OF_MEMORY)?;
+            lock(&FILES).insert(address, file.clone());
+        }
+        let kind = Kind::Mapped { gdr: memory.properties.gdr != 0, shared: memory.file.is_some() };
         memory::insert(address, len as u64, kind, device, context.handle, 0);
         Ok(())
     }
@@ -168,6 +229,7 @@ driver! {
         }
         let result = context::find(found.context)?.synchronize();
         lock(&OPEN).retain(|(start, _), _| *start != address);
+        lock(&FILES).remove(&address);
         memory::free(&found);
         result
     }

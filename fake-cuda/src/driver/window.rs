@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::lock;
 
@@ -14,6 +15,7 @@ pub(super) struct Window {
     shadow: usize,
     len: usize,
     memory: OwnedFd,
+    visible: AtomicBool,
     free: Mutex<BTreeMap<u64, u64>>,
 }
 
@@ -26,7 +28,8 @@ impl Window {
         // Addresses begin as a real device's do, where large pages begin.
         let first = (start as u64).next_multiple_of(LARGE_PAGE);
         let free = BTreeMap::from([(first, start as u64 + len as u64 - first)]);
-        Ok(Self { start: start as u64, shadow, len, memory, free: Mutex::new(free) })
+        let (visible, free) = (AtomicBool::new(false), Mutex::new(free));
+        Ok(Self { start: start as u64, shadow, len, memory, visible, free })
     }
 
     pub(super) fn contains(&self, address: u64) -> bool {
@@ -40,10 +43,43 @@ impl Window {
 
     /// Lets the CPU touch the device's addresses, or not.
     pub(super) fn set_visible(&self, visible: bool) {
-        let protection = if visible { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+        self.visible.store(visible, Ordering::SeqCst);
+        let protection = self.protection();
         // SAFETY: the range is the mapping that `new` made, which no reference points into.
         let changed = unsafe { libc::mprotect(self.start as *mut _, self.len, protection) };
         assert_eq!(changed, 0, "the protection of one's own mapping can be changed");
+    }
+
+    fn protection(&self) -> i32 {
+        if self.visible.load(Ordering::SeqCst) { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE }
+    }
+
+    /// Puts a file of memory behind a range, which is whole pages.
+    pub(super) fn put_in(&self, at: u64, len: u64, file: &OwnedFd) -> io::Result<()> {
+        self.replace(at, len, file, 0)
+    }
+
+    /// Puts the device's own memory there again.
+    pub(super) fn take_out(&self, at: u64, len: u64) {
+        let replaced = self.replace(at, len, &self.memory, (at - self.start) as i64);
+        replaced.expect("the device's own memory can be mapped");
+    }
+
+    fn replace(&self, at: u64, len: u64, file: &OwnedFd, offset: i64) -> io::Result<()> {
+        let places = [(at as usize, self.protection()), (self.shadow(at), libc::PROT_READ | libc::PROT_WRITE)];
+        for (place, protection) in places {
+            // SAFETY: the range is whole pages of the mappings that `new` made, which no reference points into.
+            let mapped = unsafe {
+                let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+                libc::mmap(place as *mut _, len as usize, protection, flags, file.as_raw_fd(), offset)
+            };
+            if mapped == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: as above.
+            unsafe { libc::madvise(mapped, len as usize, libc::MADV_DONTDUMP) };
+        }
+        Ok(())
     }
 
     /// Takes the lowest free range: what was freed is soon used again, as a program should expect.

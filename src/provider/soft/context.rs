@@ -232,6 +232,16 @@ impl Grant {
         self.key.set_pages(pages);
     }
 
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn set_shareable(&self, memory: Arc<dyn crate::memory::device::Shareable>) {
+        self.key.set_shareable(memory);
+    }
+
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn was_shared(&self) -> bool {
+        self.key.was_shared()
+    }
+
     pub(crate) fn revoke(&self) {
         self.ctx.keys.remove(&self.key);
         self.key.restore(true);

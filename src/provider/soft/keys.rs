@@ -1,12 +1,13 @@
 //! The key table: which key names which memory, for whom, with which rights.
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use super::shm::{Grant, Wire};
+use super::shm::{Grant, Kind, Wire};
 use crate::memory::Access;
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, Shareable};
 use crate::memory::dma::Segment;
 use crate::memory::pages::Pages;
 use crate::sync::Mutex;
@@ -42,6 +43,10 @@ pub(super) struct Key {
     pins: AtomicUsize,
     /// Where the memory is a file that peers can map.
     pages: OnceLock<Pages>,
+    /// Where it is a device's that other processes can be given.
+    shareable: OnceLock<Arc<dyn Shareable>>,
+    /// What they are given; nothing if that failed.
+    exported: OnceLock<Option<OwnedFd>>,
     /// To whom it is lent, and which slot of the link opens it.
     lent: Mutex<Vec<(Arc<Wire>, usize)>>,
 }
@@ -122,17 +127,38 @@ impl Key {
 
     /// Lends the memory through a link, unless that was done.
     pub(super) fn lend(self: &Arc<Self>, wire: &Arc<Wire>) {
-        let (Some(pages), Use::Remote(access)) = (self.pages.get(), self.usage) else { return };
+        let Use::Remote(access) = self.usage else { return };
+        if self.pages.get().is_none() && self.shareable.get().is_none() {
+            return;
+        }
         let mut lent = self.lent.lock();
         if self.revoked.load(Ordering::SeqCst) || lent.iter().any(|(other, _)| Arc::ptr_eq(other, wire)) {
             return;
         }
+        let Some((kind, start, size, memory)) = self.file() else { return };
         let (address, len) = (self.segment.address(), self.segment.len() as u64);
-        let offset = address - pages.address();
-        let grant = Grant { slot: 0, number: 0, rkey: self.number, access, address, len, offset };
-        if let Some(slot) = wire.lend(self, grant, pages.memory()) {
+        let offset = address - start;
+        let grant = Grant { kind, slot: 0, number: 0, rkey: self.number, access, address, len, offset, size };
+        if let Some(slot) = wire.lend(self, grant, memory) {
             lent.push((Arc::clone(wire), slot));
         }
+    }
+
+    /// What the memory lies in, where that begins, how many bytes it has, and what a peer maps.
+    fn file(&self) -> Option<(Kind, u64, u64, BorrowedFd<'_>)> {
+        if let Some(pages) = self.pages.get() {
+            return Some((Kind::Host, pages.address(), pages.len() as u64, pages.memory()));
+        }
+        let memory = self.shareable.get()?;
+        let exported = self.exported.get_or_init(|| match memory.export() {
+            Ok(exported) => Some(exported),
+            Err(error) => {
+                tracing::debug!(%error, "memory of a device cannot be given to another process");
+                None
+            }
+        });
+        let (start, len) = memory.range();
+        Some((Kind::Device, start, len as u64, exported.as_ref()?.as_fd()))
     }
 
     /// A link has ended, and all its slots are closed.
@@ -143,6 +169,18 @@ impl Key {
     /// Says that the memory lies in these pages.
     pub(super) fn set_pages(&self, pages: Pages) {
         let _ = self.pages.set(pages);
+    }
+
+    /// Says that the memory lies in this.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(super) fn set_shareable(&self, memory: Arc<dyn Shareable>) {
+        let _ = self.shareable.set(memory);
+    }
+
+    /// Whether a device's memory was, or may have been, given to a peer.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(super) fn was_shared(&self) -> bool {
+        self.exported.get().is_some_and(Option::is_some)
     }
 
     /// After revoking: makes the memory this process's own again.
@@ -189,8 +227,10 @@ impl KeyTable {
         let slot = &mut table.slots[index as usize];
         let number = (slot.generation << INDEX_BITS | index) ^ self.salt;
         let (revoked, pins) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let (pages, lent) = (OnceLock::new(), Mutex::default());
-        let key = Arc::new(Key { number, pd, usage, segment, device, revoked, pins, pages, lent });
+        let (pages, shareable, exported) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let lent = Mutex::default();
+        let key =
+            Arc::new(Key { number, pd, usage, segment, device, revoked, pins, pages, shareable, exported, lent });
         slot.key = Some(Arc::clone(&key));
         Some(key)
     }

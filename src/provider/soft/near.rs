@@ -244,10 +244,11 @@ impl Near {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::os::fd::BorrowedFd;
     use std::time::Duration;
 
     use super::*;
-    use crate::memory::device::{Bounce, Transfer};
+    use crate::memory::device::{Bounce, Imported, Transfer};
 
     #[derive(Debug)]
     struct NoDevice;
@@ -259,6 +260,10 @@ mod tests {
 
         fn transfer(&self, _: &dyn DeviceMemory) -> io::Result<Option<Box<dyn Transfer>>> {
             Ok(None)
+        }
+
+        fn import(&self, _: BorrowedFd<'_>, _: usize) -> io::Result<Box<dyn Imported>> {
+            Err(io::ErrorKind::Unsupported.into())
         }
 
         fn as_any(&self) -> &dyn std::any::Any {

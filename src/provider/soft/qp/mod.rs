@@ -2,6 +2,7 @@
 //!
 //! Locks, in this order: `rx` (whoever reads the socket), `tx` (whoever writes it), `rq`. Posting never takes `rx`.
 
+mod carrier;
 mod post;
 mod queue;
 mod rx;
@@ -421,7 +422,10 @@ impl QpShared {
     /// what goes through the ring.
     fn lend(&self, key: &Arc<Key>) {
         if let Some(wire) = self.wire.as_ref().filter(|_| self.ctx.faults.is_none()) {
-            key.lend(wire);
+            // A peer in this process has a way to a device's memory that maps nothing.
+            if self.near.is_none() || key.device().is_none() {
+                key.lend(wire);
+            }
         }
     }
 

@@ -15,6 +15,7 @@ use super::super::keys::{Device, Key};
 use super::super::shm::CORRUPT;
 use super::super::wire::{ATOMIC_OPERANDS, FRAGMENT, HEADER, Header, Kind, flag};
 use super::QpShared;
+use super::carrier::Carrier;
 use super::queue::{ReceiveEntry, span};
 use crate::error::WcStatus;
 use crate::memory::dma::Scatter;
@@ -108,7 +109,7 @@ pub(super) struct Rx {
     turn: Option<Instant>,
     exhausted: bool,
     /// How much of it devices copy at a time.
-    piece: usize,
+    carrier: Carrier,
     /// The peer has ended: only its last words count.
     ending: bool,
     /// An RNR NAK is out: everything is discarded until `expected` comes again.
@@ -157,7 +158,7 @@ impl Rx {
             named: None,
             turn: None,
             exhausted: false,
-            piece: carrying::FIRST_PIECE,
+            carrier: Carrier::default(),
             ending: false,
             starving: false,
             refused: None,

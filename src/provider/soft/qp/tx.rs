@@ -17,6 +17,7 @@ use self::lifting::Lifts;
 use super::super::keys::Key;
 use super::super::wire::{HEADER, Header, Kind, extend, flag};
 use super::QpShared;
+use super::carrier::Carrier;
 use super::queue::{Ring, SendEntry};
 use crate::error::WcStatus;
 
@@ -62,6 +63,8 @@ pub(super) struct Tx {
     framed_bytes: usize,
     /// Payload of frames that comes out of a device's memory.
     lifts: Lifts,
+    /// What a device copies by itself from and to the peer's memory.
+    carrier: Carrier,
     /// A device failed: nothing is framed or written any more, and the queue pair is doomed.
     failed: bool,
     responses_turn: bool,
@@ -98,6 +101,7 @@ impl Tx {
             frames: VecDeque::with_capacity(BATCH_FRAMES),
             framed_bytes: 0,
             lifts: Lifts::default(),
+            carrier: Carrier::default(),
             failed: false,
             responses_turn: false,
             rnr_nak: None,

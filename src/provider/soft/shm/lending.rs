@@ -9,9 +9,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use super::window::{Grant, SLOTS, Window};
+use super::window::{Grant, Kind, SLOTS, Window};
 use super::{Wire, rights};
 use crate::memory::Access;
+use crate::memory::device::DeviceMemory;
 use crate::memory::dma::Segment;
 use crate::provider::soft::keys::Key;
 
@@ -19,6 +20,7 @@ use crate::provider::soft::keys::Key;
 const MESSAGE: usize = 64;
 const LENDS: u8 = 1;
 const ENDS: u8 = 2;
+const LENDS_OF_DEVICE: u8 = 3;
 
 /// What one look at the socket takes in.
 const MESSAGES: usize = 2 * SLOTS;
@@ -126,11 +128,11 @@ impl Wire {
             }
             let mut message = [0; MESSAGE];
             match rights::receive(socket, &mut message) {
-                Ok((MESSAGE, mut received)) if message[0] == LENDS => {
+                Ok((MESSAGE, mut received)) if [LENDS, LENDS_OF_DEVICE].contains(&message[0]) => {
                     // It got lost on the way, for want of a number for instance.
                     let Some(memory) = received.pop() else { continue };
                     // One that cannot be mapped is used through the ring, as before.
-                    if let Ok(window) = Window::map(Grant::parse(&message), &memory) {
+                    if let Ok(window) = Window::map(Grant::parse(&message), memory) {
                         windows.retain(|other| other.grant.slot != window.grant.slot);
                         windows.push(window);
                         self.has_windows.store(true, Ordering::Relaxed);
@@ -144,7 +146,7 @@ impl Wire {
         }
     }
 
-    /// Uses memory that the peer has lent; `None` if it has not, or not any more, and then nothing was done.
+    /// Uses the host's memory that the peer has lent; `None` if it has not, or not any more, and then nothing was done.
     pub(in super::super) fn within<T>(
         &self,
         (rkey, needed): (u32, Access),
@@ -159,25 +161,60 @@ impl Wire {
             .iter()
             .enumerate()
             .find_map(|(at, window)| Some((at, window.place(rkey, needed, address, len)?)))?;
+        self.enter(&mut windows, at, || then(place))
+    }
+
+    /// The same with memory of a device, at an address of `device`, which copies.
+    pub(in super::super) fn within_device<T>(
+        &self,
+        device: &Arc<dyn DeviceMemory>,
+        (rkey, needed): (u32, Access),
+        (address, len): (u64, usize),
+        then: impl FnOnce(Segment) -> T,
+    ) -> Option<T> {
+        let mut windows = self.windows.lock();
+        let (at, place) = windows
+            .iter_mut()
+            .enumerate()
+            .find_map(|(at, window)| Some((at, window.device_place(device, rkey, needed, address, len)?)))?;
+        match place {
+            Ok(place) => self.enter(&mut windows, at, || then(place)),
+            Err(error) => {
+                // It goes through the ring from now on.
+                tracing::debug!(%error, "memory of a peer's device cannot be mapped");
+                self.forget(&mut windows, at);
+                None
+            }
+        }
+    }
+
+    fn enter<T>(&self, windows: &mut Vec<Window>, at: usize, then: impl FnOnce() -> T) -> Option<T> {
         let grant = &windows[at].grant;
         let slot = self.memory.slot(1 - self.direction, grant.slot as usize);
-        let done = slot.enter(grant.number, || then(place));
+        let done = slot.enter(grant.number, then);
         if done.is_none() {
-            windows.swap_remove(at);
-            self.has_windows.store(!windows.is_empty(), Ordering::Relaxed);
+            self.forget(windows, at);
         }
         done
+    }
+
+    fn forget(&self, windows: &mut Vec<Window>, at: usize) {
+        windows.swap_remove(at);
+        self.has_windows.store(!windows.is_empty(), Ordering::Relaxed);
     }
 }
 
 impl Grant {
     fn encode(&self) -> [u8; MESSAGE] {
         let mut out = [0; MESSAGE];
-        out[0] = LENDS;
+        out[0] = match self.kind {
+            Kind::Host => LENDS,
+            Kind::Device => LENDS_OF_DEVICE,
+        };
         for (at, word) in [(4, self.slot), (8, self.number), (12, self.rkey), (16, self.access.bits())] {
             out[at..at + 4].copy_from_slice(&word.to_le_bytes());
         }
-        for (at, word) in [(24, self.address), (32, self.len), (40, self.offset)] {
+        for (at, word) in [(24, self.address), (32, self.len), (40, self.offset), (48, self.size)] {
             out[at..at + 8].copy_from_slice(&word.to_le_bytes());
         }
         out
@@ -187,6 +224,7 @@ impl Grant {
         let short = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
         let long = |at: usize| u64::from(short(at)) | u64::from(short(at + 4)) << 32;
         Self {
+            kind: if raw[0] == LENDS_OF_DEVICE { Kind::Device } else { Kind::Host },
             slot: short(4),
             number: short(8),
             rkey: short(12),
@@ -194,6 +232,7 @@ impl Grant {
             address: long(24),
             len: long(32),
             offset: long(40),
+            size: long(48),
         }
     }
 }
@@ -205,6 +244,7 @@ mod tests {
     #[test]
     fn grants_survive_the_round_trip() {
         let grant = Grant {
+            kind: Kind::Device,
             slot: 31,
             number: u32::MAX,
             rkey: 0xdead_beef,
@@ -212,8 +252,11 @@ mod tests {
             address: u64::MAX - 5,
             len: 1 << 40,
             offset: 4095,
+            size: u64::MAX,
         };
-        assert_eq!(Grant::parse(&grant.encode()), grant);
+        for kind in [Kind::Device, Kind::Host] {
+            assert_eq!(Grant::parse(&Grant { kind, ..grant }.encode()), Grant { kind, ..grant });
+        }
         assert_ne!(grant.encode()[0], END[0]);
     }
 }

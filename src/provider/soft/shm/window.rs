@@ -10,11 +10,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
 use crate::memory::Access;
+use crate::memory::device::{DeviceMemory, Imported};
 use crate::memory::dma::Segment;
 use crate::memory::mapped::Mapped;
 use crate::memory::pages::{MAPPED, is_ordinary};
@@ -97,6 +99,7 @@ impl Slot {
 /// What the owner tells of a region, beside its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Grant {
+    pub kind: Kind,
     pub slot: u32,
     pub number: u32,
     pub rkey: u32,
@@ -106,50 +109,121 @@ pub(in super::super) struct Grant {
     pub len: u64,
     /// Where in the file that byte is.
     pub offset: u64,
+    /// Bytes of the file, which only count where the file does not tell.
+    pub size: u64,
 }
 
-/// A peer's region, mapped here.
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Kind {
+    Host,
+    /// Of a device, which it takes a device to map.
+    Device,
+}
+
+/// A peer's region.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) grant: Grant,
-    memory: Mapped,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Host(Mapped),
+    /// With all devices of this side that have used it.
+    Device(OwnedFd, Vec<(Arc<dyn DeviceMemory>, Box<dyn Imported>)>),
 }
 
 impl Window {
-    /// Maps a region, read-only if that is all that was granted.
-    pub(super) fn map(grant: Grant, memory: &OwnedFd) -> io::Result<Self> {
-        let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    /// Maps a region, read-only if that is all that was granted; one of a device when it is first used.
+    pub(super) fn map(grant: Grant, memory: OwnedFd) -> io::Result<Self> {
         let end = grant.offset.checked_add(grant.len).ok_or_else(|| wrong("a region that wraps around"))?;
-        let sealed = fcntl_get_seals(memory)?.contains(SealFlags::SHRINK | SealFlags::GROW);
-        let size = u64::try_from(fstat(memory)?.st_size).unwrap_or(0);
-        if !sealed
-            || end > size
+        let size = match grant.kind {
+            Kind::Host => sealed_size(&memory)?,
+            // Its driver maps no more than there is.
+            Kind::Device => grant.size,
+        };
+        if end > size
             || grant.len == 0
             || grant.slot as usize >= SLOTS
             || [CLOSED, GIVEN_UP].contains(&grant.number)
-            || size > MAPPED as u64
-            || !is_ordinary(memory)?
         {
             return Err(wrong("a region that is not in its memory"));
         }
         let len = usize::try_from(size).map_err(|_| wrong("a region larger than the address space"))?;
-        let writes = grant.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        // The seals hold from before the size was looked at.
-        Ok(Self { grant, memory: Mapped::new(memory.as_fd(), len, writes)? })
+        let memory = match grant.kind {
+            Kind::Host => {
+                let writes = grant.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+                Memory::Host(Mapped::new(memory.as_fd(), len, writes)?)
+            }
+            Kind::Device => Memory::Device(memory, Vec::new()),
+        };
+        Ok(Self { grant, memory })
     }
 
     /// The bytes that the owner knows at `address`, if they and the rights were granted.
     pub(super) fn place(&self, rkey: u32, needed: Access, address: u64, len: usize) -> Option<Segment> {
-        let grant = &self.grant;
-        if grant.rkey != rkey || !grant.access.contains(needed) {
+        let Memory::Host(memory) = &self.memory else { return None };
+        let at = self.grant.find(rkey, needed, address, len)?;
+        memory.segment().slice(at, len)
+    }
+
+    /// The same of a device's memory, as `device` sees it, for which it is mapped at its first use.
+    pub(super) fn device_place(
+        &mut self,
+        device: &Arc<dyn DeviceMemory>,
+        rkey: u32,
+        needed: Access,
+        address: u64,
+        len: usize,
+    ) -> Option<io::Result<Segment>> {
+        let Memory::Device(file, mapped) = &mut self.memory else { return None };
+        let at = self.grant.find(rkey, needed, address, len)?;
+        let known = mapped.iter().position(|(known, _)| Arc::ptr_eq(known, device));
+        let known = match known {
+            Some(known) => known,
+            None => match device.import(file.as_fd(), self.grant.size as usize) {
+                Ok(imported) => {
+                    mapped.push((Arc::clone(device), imported));
+                    mapped.len() - 1
+                }
+                Err(error) => return Some(Err(error)),
+            },
+        };
+        let start = mapped[known].1.address() as usize;
+        Some(Ok(Segment::new(std::ptr::without_provenance_mut(start + at), len)))
+    }
+}
+
+/// The size of a file of memory that will always have it.
+fn sealed_size(memory: &OwnedFd) -> io::Result<u64> {
+    let sealed = fcntl_get_seals(memory)?.contains(SealFlags::SHRINK | SealFlags::GROW);
+    // The seals hold from before the size is looked at.
+    let size = u64::try_from(fstat(memory)?.st_size).unwrap_or(0);
+    if sealed && size <= MAPPED as u64 && is_ordinary(memory)? {
+        Ok(size)
+    } else {
+        Err(wrong("memory that may change, or is too much"))
+    }
+}
+
+fn wrong(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+impl Grant {
+    /// Where in the file the bytes are that the owner knows at `address`, if they and the rights were granted: inside of it, as
+    /// the whole grant is.
+    fn find(&self, rkey: u32, needed: Access, address: u64, len: usize) -> Option<usize> {
+        if self.rkey != rkey || !self.access.contains(needed) {
             return None;
         }
-        let within = address.checked_sub(grant.address)?;
-        if within > grant.len || len as u64 > grant.len - within {
+        let within = address.checked_sub(self.address)?;
+        if within > self.len || len as u64 > self.len - within {
             return None;
         }
-        // Both fit, since the end of the grant is inside of what is mapped.
-        self.memory.segment().slice((grant.offset + within) as usize, len)
+        Some((self.offset + within) as usize)
     }
 }
 
@@ -164,6 +238,7 @@ mod tests {
         let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&memory, 8192).unwrap();
         let grant = Grant {
+            kind: Kind::Host,
             slot: 1,
             number: 5,
             rkey: 77,
@@ -171,8 +246,10 @@ mod tests {
             address: 0x10_0100,
             len: 4096,
             offset: 0x100,
+            size: 0,
         };
-        assert!(Window::map(grant, &memory).is_err(), "it is not sealed");
+        let map = |grant| Window::map(grant, memory.try_clone().unwrap());
+        assert!(map(grant).is_err(), "it is not sealed");
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).unwrap();
         for wrong in [
             Grant { len: 8192, ..grant },
@@ -182,9 +259,9 @@ mod tests {
             Grant { number: 0, ..grant },
             Grant { number: u32::MAX, ..grant },
         ] {
-            assert!(Window::map(wrong, &memory).is_err(), "{wrong:?}");
+            assert!(map(wrong).is_err(), "{wrong:?}");
         }
-        let window = Window::map(grant, &memory).unwrap();
+        let window = map(grant).unwrap();
         let place = |rkey, needed, address, len| window.place(rkey, needed, address, len).is_some();
         assert!(place(77, Access::REMOTE_READ, 0x10_0100, 4096) && place(77, Access::REMOTE_READ, 0x10_1100, 0));
         assert!(!place(77, Access::REMOTE_READ, 0x10_0100, 4097) && !place(77, Access::REMOTE_READ, 0x10_0000, 8));

@@ -2,15 +2,23 @@
 //!
 //! Only at the front of the send queue, with nothing before them unfinished: so they are done in the order of the queue like all others.
 //! They take no sequence number, since the peer does not count them.
+//!
+//! The CPU copies between memory of the host, and a device between its own and a device's. What belongs to both goes through the ring.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use smallvec::SmallVec;
 
 use super::super::QpShared;
+use super::super::carrier::Carrier;
 use super::super::queue::{SendEntry, span};
 use super::Tx;
 use crate::memory::Access;
+use crate::memory::device::DeviceMemory;
 use crate::memory::dma::{Gather, Scatter, Segment};
-use crate::provider::{WorkCompletion, WrOp};
+use crate::provider::{RemoteAddress, WorkCompletion, WrOp};
 
 /// What is copied in one go: at some GB/s some tens of microseconds, which is also for how long one who revokes a key waits.
 const CHUNK: usize = 256 << 10;
@@ -38,19 +46,23 @@ impl Tx {
         // Nothing is under way: all before `base` are done, and nothing from there on was begun.
         while self.next == self.base && self.offset == 0 && self.refusal.is_none() {
             let Some(entry) = self.sq.get_mut(0) else { return false };
-            if entry.poison.is_some() || entry.device.is_some() {
+            if entry.poison.is_some() {
                 return false;
             }
             if *budget == 0 {
                 return true;
             }
-            match step(qp, entry, (*budget).min(CHUNK)) {
+            let step = match entry.device.clone() {
+                None => step(qp, entry, (*budget).min(CHUNK)),
+                Some(device) => step_of_device(qp, entry, &device, &mut self.carrier),
+            };
+            match step {
                 Step::Framed => {
                     entry.received = 0;
                     return false;
                 }
                 Step::Partly(len) => {
-                    *budget -= len;
+                    *budget = budget.saturating_sub(len);
                     qp.drained.add(len);
                 }
                 Step::Done => {
@@ -80,12 +92,7 @@ fn step(qp: &QpShared, entry: &mut SendEntry, most: usize) -> Step {
     let length = entry.length as usize;
     let done = entry.received as usize;
     let len = (length - done).min(most);
-    let (remote, needed) = match entry.op {
-        WrOp::Write { remote, imm: None } if length > 0 => (remote, Access::REMOTE_WRITE),
-        WrOp::Read { remote } if length > 0 => (remote, Access::REMOTE_READ),
-        WrOp::CompareSwap { remote, .. } | WrOp::FetchAdd { remote, .. } => (remote, Access::REMOTE_ATOMIC),
-        _ => return Step::Framed,
-    };
+    let Some((remote, needed)) = wanted(entry) else { return Step::Framed };
     let copied = wire.within((remote.rkey, needed), (remote.address, length), |memory| {
         let place = [memory.slice(done, len)?, memory.slice(0, 0)?];
         Some(match entry.op {
@@ -111,6 +118,51 @@ fn step(qp: &QpShared, entry: &mut SendEntry, most: usize) -> Step {
             entry.received += copied as u32;
             Step::Partly(copied)
         }
+    }
+}
+
+/// A device copies: as much as there is time for, and waits for that. It sees what it wrote before this returns, and so does the
+/// peer's whose memory it is.
+fn step_of_device(
+    qp: &QpShared,
+    entry: &mut SendEntry,
+    device: &Arc<dyn DeviceMemory>,
+    carrier: &mut Carrier,
+) -> Step {
+    let Some(wire) = &qp.wire else { return Step::Framed };
+    let (length, done) = (entry.length as usize, entry.received as usize);
+    let wanted = wanted(entry).filter(|(_, needed)| *needed != Access::REMOTE_ATOMIC);
+    let Some((remote, needed)) = wanted else { return Step::Framed };
+    let copied = wire.within_device(device, (remote.rkey, needed), (remote.address, length), |memory| {
+        let theirs = [memory.slice(done, length - done)?];
+        let ours: SmallVec<[Segment; 4]> = span(&entry.sges, done, length - done).collect();
+        let (from, to) = if needed == Access::REMOTE_WRITE { (&ours[..], &theirs[..]) } else { (&theirs[..], &ours[..]) };
+        // What is mapped for a device is as its own.
+        let transfer = || device.transfer(&**device);
+        let (copied, outcome) = carrier.copy(transfer().ok()??, transfer, (from, to), Instant::now());
+        // One that fails does so again in the frames, and is told there.
+        outcome.ok().map(|()| copied)
+    });
+    match copied.flatten() {
+        None => Step::Framed,
+        Some(copied) => {
+            qp.carried.add(copied);
+            if done + copied >= length {
+                return Step::Done;
+            }
+            entry.received += copied as u32;
+            Step::Partly(copied)
+        }
+    }
+}
+
+/// Which memory of the peer's a request wants, and for what; `None` if it is none that can be carried out here.
+fn wanted(entry: &SendEntry) -> Option<(RemoteAddress, Access)> {
+    match entry.op {
+        WrOp::Write { remote, imm: None } if entry.length > 0 => Some((remote, Access::REMOTE_WRITE)),
+        WrOp::Read { remote } if entry.length > 0 => Some((remote, Access::REMOTE_READ)),
+        WrOp::CompareSwap { remote, .. } | WrOp::FetchAdd { remote, .. } => Some((remote, Access::REMOTE_ATOMIC)),
+        _ => None,
     }
 }
 

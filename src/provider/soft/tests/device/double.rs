@@ -2,12 +2,13 @@
 
 use std::any::Any;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crate::memory::device::{BOUNCE, Bounce, DeviceMemory, Transfer};
+use crate::memory::device::{BOUNCE, Bounce, DeviceMemory, Imported, Transfer};
 use crate::memory::dma::Segment;
 
 /// Where the memory seems to be. Whoever takes it for the host's gets a fault.
@@ -238,6 +239,10 @@ impl DeviceMemory for Double {
         let (source, target) = (Arc::clone(&source.shared), Arc::clone(&self.shared));
         let jobs = self.jobs.lock().unwrap().clone();
         Ok(Some(Box::new(DoubleTransfer { source, target, jobs, pending: Arc::default() })))
+    }
+
+    fn import(&self, _: BorrowedFd<'_>, _: usize) -> io::Result<Box<dyn Imported>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn as_any(&self) -> &dyn Any {
