@@ -2,7 +2,7 @@
 //!
 //! Each round measures ours and the peer's back to back; a figure is the median over the rounds. Both ends of the connection are in
 //! this process, on two threads with a runtime each, over a Unix-domain socket. They do not know that they are in one process, except for
-//! the rows that say so.
+//! the rows that say so; those of two processes go through shared memory.
 //!
 //! ```text
 //! rounds ── rows ──▶ latency · throughput · launches ──▶ figures ──▶ table, JSON
@@ -13,6 +13,7 @@ mod bare;
 mod figures;
 mod launches;
 mod link;
+mod processes;
 #[path = "../common/stats.rs"]
 mod stats;
 
@@ -25,6 +26,7 @@ use tokio_rdma::gpu::GpuDevice;
 
 use crate::figures::{Aim, Row};
 use crate::link::{End, Ends, Link};
+use crate::processes::{Processes, Way};
 
 #[derive(Parser)]
 #[command(name = "gpu", about)]
@@ -44,6 +46,12 @@ struct Cli {
     /// Where the JSON goes.
     #[arg(long, value_name = "FILE", default_value = "target/bench/gpu.json")]
     out: PathBuf,
+    /// Be the other process, listening there
+    #[arg(long, hide = true, requires = "far_len")]
+    far_end: Option<String>,
+    /// With so many bytes of memory
+    #[arg(long, hide = true)]
+    far_len: Option<usize>,
     /// What `cargo bench` adds; without it (`cargo test --benches`) the run is quick.
     #[arg(long, hide = true)]
     bench: bool,
@@ -63,6 +71,10 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     };
+    if let (Some(address), Some(len)) = (&cli.far_end, cli.far_len) {
+        processes::far_end(&gpu, address, len)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     println!("{gpu}, {}", gpu.visibility());
     let rows = measure(&gpu, rounds, quick)?;
     let missed = figures::print(&rows, rounds);
@@ -79,6 +91,14 @@ fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
     };
     let within: Vec<_> = [gpu].into_iter().chain(&others).collect();
     let mut near = within.iter().map(|far| Link::open(gpu, far, Ends::Near)).collect::<Result<Vec<_>>>()?;
+    let open = |far: &&GpuDevice| Processes::open(gpu, far.capabilities().ordinal, LONG);
+    let apart: Vec<_> = match gpu.capabilities().shareable {
+        true => within.iter().map(open).collect::<Result<_>>()?,
+        false => {
+            println!("skipped: two processes; this GPU's memory cannot be given to other processes");
+            Vec::new()
+        }
+    };
     let bare = bare::Bare::new(gpu, LONG)?;
     let mut rows = Vec::new();
     for size in LATENCIES {
@@ -104,6 +124,11 @@ fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
         };
         rows.push(Row::new(format!("64 MiB, GPU to {to} in one process"), "GB/s", peer, Aim::None));
         rows.push(Row::new("the same, 4 in flight".to_owned(), "GB/s", peer, aim));
+        if !apart.is_empty() {
+            rows.push(Row::new(format!("64 MiB Write, GPU to {to} of another process"), "GB/s", peer, Aim::None));
+            rows.push(Row::new("the same, 4 in flight".to_owned(), "GB/s", peer, aim));
+            rows.push(Row::new("Read instead, 4 in flight".to_owned(), "GB/s", peer, aim));
+        }
     }
     rows.push(Row::new("launch beside 64 awaits".to_owned(), "us", "launch alone", Aim::AtMost(1.1)));
     for round in 1..=rounds {
@@ -126,10 +151,15 @@ fn measure(gpu: &GpuDevice, rounds: u32, quick: bool) -> Result<Vec<Row>> {
         next()?.add(link.writes(LONG, times)?, limit);
         next()?.add(link.reads(LONG, times)?, limit);
         next()?.add(on_host, Some(socket));
-        for (link, far) in near.iter_mut().zip(&within) {
+        for (at, (link, far)) in near.iter_mut().zip(&within).enumerate() {
             let peer = Some(bare.between(far, 10 * times)?);
             next()?.add(link.messages(End::Gpu, End::Gpu, LONG, 10 * times)?, peer);
             next()?.add(link.stream(End::Gpu, End::Gpu, LONG, 20 * times)?, peer);
+            if let Some(apart) = apart.get(at) {
+                next()?.add(apart.one_by_one(Way::Write, 10 * times)?, peer);
+                next()?.add(apart.several(Way::Write, 20 * times)?, peer);
+                next()?.add(apart.several(Way::Read, 20 * times)?, peer);
+            }
         }
         let (beside, alone) = launches::measure(gpu, if quick { 20 } else { 2000 })?;
         next()?.add(beside, Some(alone));

@@ -104,10 +104,9 @@ impl DeviceMemory for Inner {
     }
 
     fn import(&self, memory: BorrowedFd<'_>, len: usize) -> io::Result<Box<dyn Imported>> {
-        self.bind().and_then(|()| Mapping::import(self, memory, len)).map_or_else(
-            |error| Err(io::Error::other(error)),
-            |mapping| Ok(Box::new(mapping) as Box<dyn Imported>),
-        )
+        self.bind()
+            .and_then(|()| Mapping::import(self, memory, len))
+            .map_or_else(|error| Err(io::Error::other(error)), |mapping| Ok(Box::new(mapping) as Box<dyn Imported>))
     }
 
     fn as_any(&self) -> &dyn Any {

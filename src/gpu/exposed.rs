@@ -164,8 +164,7 @@ fn grant(buffer: &mut GpuBuffer, access: Access) -> Result<Grant> {
         return Err(GpuError::Busy { operation: EXPOSE, hint: "await GpuBuffer::idle() first" }.into());
     }
     let held = buffer.held();
-    let grant =
-        register::grant(buffer.gpu(), &domain, buffer.path(), held.piece.mr(), held.piece.segment(), access)?;
+    let grant = register::grant(buffer.gpu(), &domain, buffer.path(), held.piece.mr(), held.piece.segment(), access)?;
     if domain.provider().shares_pages() {
         held.shareable().into_iter().for_each(|memory| grant.set_shareable(memory.clone()));
     }

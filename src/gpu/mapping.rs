@@ -18,7 +18,8 @@ use super::error::GpuError;
 use crate::sync::Mutex;
 
 /// What memory is passed between processes as (cuda.h).
-const DESCRIPTOR: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const DESCRIPTOR: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Memory with an address range of its own.
 ///

@@ -229,8 +229,7 @@ impl KeyTable {
         let (revoked, pins) = (AtomicBool::new(false), AtomicUsize::new(0));
         let (pages, shareable, exported) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         let lent = Mutex::default();
-        let key =
-            Arc::new(Key { number, pd, usage, segment, device, revoked, pins, pages, shareable, exported, lent });
+        let key = Arc::new(Key { number, pd, usage, segment, device, revoked, pins, pages, shareable, exported, lent });
         slot.key = Some(Arc::clone(&key));
         Some(key)
     }

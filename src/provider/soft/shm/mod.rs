@@ -39,8 +39,8 @@ pub use self::policy::LinkPolicy;
 pub(super) use self::rights::DESCRIPTORS;
 use self::ring::{Corrupt, Reader, Writer};
 use self::segment::Mapping;
-pub(super) use self::window::{Grant, Kind};
 use self::window::Window;
+pub(super) use self::window::{Grant, Kind};
 use crate::memory::dma::{Gather, Scatter};
 use crate::sync::Mutex;
 

@@ -144,11 +144,7 @@ impl Window {
             // Its driver maps no more than there is.
             Kind::Device => grant.size,
         };
-        if end > size
-            || grant.len == 0
-            || grant.slot as usize >= SLOTS
-            || [CLOSED, GIVEN_UP].contains(&grant.number)
-        {
+        if end > size || grant.len == 0 || grant.slot as usize >= SLOTS || [CLOSED, GIVEN_UP].contains(&grant.number) {
             return Err(wrong("a region that is not in its memory"));
         }
         let len = usize::try_from(size).map_err(|_| wrong("a region larger than the address space"))?;

@@ -123,12 +123,7 @@ fn step(qp: &QpShared, entry: &mut SendEntry, most: usize) -> Step {
 
 /// A device copies: as much as there is time for, and waits for that. It sees what it wrote before this returns, and so does the
 /// peer's whose memory it is.
-fn step_of_device(
-    qp: &QpShared,
-    entry: &mut SendEntry,
-    device: &Arc<dyn DeviceMemory>,
-    carrier: &mut Carrier,
-) -> Step {
+fn step_of_device(qp: &QpShared, entry: &mut SendEntry, device: &Arc<dyn DeviceMemory>, carrier: &mut Carrier) -> Step {
     let Some(wire) = &qp.wire else { return Step::Framed };
     let (length, done) = (entry.length as usize, entry.received as usize);
     let wanted = wanted(entry).filter(|(_, needed)| *needed != Access::REMOTE_ATOMIC);
@@ -136,7 +131,8 @@ fn step_of_device(
     let copied = wire.within_device(device, (remote.rkey, needed), (remote.address, length), |memory| {
         let theirs = [memory.slice(done, length - done)?];
         let ours: SmallVec<[Segment; 4]> = span(&entry.sges, done, length - done).collect();
-        let (from, to) = if needed == Access::REMOTE_WRITE { (&ours[..], &theirs[..]) } else { (&theirs[..], &ours[..]) };
+        let (from, to) =
+            if needed == Access::REMOTE_WRITE { (&ours[..], &theirs[..]) } else { (&theirs[..], &ours[..]) };
         // What is mapped for a device is as its own.
         let transfer = || device.transfer(&**device);
         let (copied, outcome) = carrier.copy(transfer().ok()??, transfer, (from, to), Instant::now());
