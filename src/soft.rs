@@ -34,6 +34,10 @@
 //! takes longer, of a process that was stopped for instance, counts for nothing and reaches nothing. Operations on other memory, and on this memory before the peer has mapped it, go through the link like
 //! messages.
 //!
+//! Memory of a GPU is given to peers where it is a whole allocation of `GpuBuffer::alloc`, and their GPUs copy from and to it. CUDA maps memory
+//! of another process for reading and writing only, so that a grant of reading alone is kept by the peer's copy of this crate, and not
+//! by the driver. What was taken back is other memory at the same address.
+//!
 //! [`ProtectionDomain::alloc`]: crate::ProtectionDomain::alloc
 //! [`BufferPool`]: crate::BufferPool
 //! [`Buffer::expose`]: crate::Buffer::expose

@@ -14,6 +14,7 @@ use super::exposed::{GpuExposeError, GpuExposedRegion};
 use super::guard::{GpuRead, GpuWrite};
 use super::held::Held;
 use super::register::GpuPath;
+use super::visibility::{Visibility, VisibilityScope};
 use crate::error::Result;
 use crate::memory::piece::Piece;
 use crate::memory::{Access, MemoryRegion, ProtectionDomain};
@@ -105,6 +106,31 @@ impl GpuBuffer {
     /// How the bytes get to the RDMA device and back.
     pub fn path(&self) -> GpuPath {
         self.held().path
+    }
+
+    /// Whose work sees what comes into this buffer, once an operation's future has resolved; [`Owner`](VisibilityScope::Owner)
+    /// unless something else was [chosen](Self::set_visibility_scope).
+    pub fn visibility_scope(&self) -> VisibilityScope {
+        self.held().scope
+    }
+
+    /// Chooses whose work sees what comes into this buffer, and what peers write once it is exposed. A wider scope may cost a flush
+    /// for each operation on the paths by which a NIC writes the memory itself, and nothing on the others. Parts that are
+    /// split off have it too; what is joined gets the wider one.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::Invalid`] where a NIC writes the memory itself and the GPU neither orders its writes for that scope nor flushes them;
+    /// nothing has changed then.
+    pub fn set_visibility_scope(&mut self, scope: VisibilityScope) -> Result<()> {
+        let visibility = self.gpu().visibility_to(scope);
+        let by_nic = matches!(self.path(), GpuPath::DmaBuf | GpuPath::PeerMemory);
+        if by_nic && visibility == Visibility::NeedsRead {
+            let reason = format!("{scope:?}: {visibility}; stage the buffer instead (PathPolicy::Staged)");
+            return Err(GpuError::Invalid { operation: "set_visibility_scope", reason }.into());
+        }
+        self.held_mut().scope = scope;
+        Ok(())
     }
 
     /// The region that this buffer is a part of.
@@ -200,7 +226,7 @@ impl GpuBuffer {
             uses.wrote_as_well(event.clone());
         }
         let (gpu, path, mirror) = (held.gpu.clone(), held.path, held.mirror.clone());
-        let allocation = held.allocation.clone();
+        let (allocation, scope) = (held.allocation.clone(), held.scope);
         Ok(Self::of(Held {
             piece,
             gpu,
@@ -208,6 +234,7 @@ impl GpuBuffer {
             path,
             mirror,
             allocation,
+            scope,
             copying: None,
             ready: None,
             waits: false,
@@ -223,18 +250,19 @@ impl GpuBuffer {
         self.settle_copy();
         other.settle_copy();
         let Some(tail) = other.held.take() else { return Ok(self) };
-        let Held { piece, gpu, uses, path, mirror, allocation, ready, .. } = *tail;
+        let Held { piece, gpu, uses, path, mirror, allocation, scope, ready, .. } = *tail;
         match self.held_mut().piece.join(piece) {
             Ok(()) => {
                 let uses = std::mem::take(&mut *uses.lock());
                 let held = self.held_mut();
                 held.uses.lock().join(gpu.inner(), uses);
+                held.scope = held.scope.max(scope);
                 held.ready = None;
                 Ok(self)
             }
             Err((piece, why)) => {
                 let (copying, waits) = (None, false);
-                let other = Self::of(Held { piece, gpu, uses, path, mirror, allocation, copying, ready, waits });
+                let other = Self::of(Held { piece, gpu, uses, path, mirror, allocation, scope, copying, ready, waits });
                 Err(GpuUnsplitError { first: self, second: other, why })
             }
         }

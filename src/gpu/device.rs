@@ -13,7 +13,7 @@ use super::events::Events;
 use super::peers::Reach;
 use super::pinned::Shelf;
 use super::reaper::Reaper;
-use super::visibility::Visibility;
+use super::visibility::{Visibility, VisibilityScope};
 use crate::error::Result;
 
 /// A GPU whose memory operations can use. Cheap to clone.
@@ -117,7 +117,7 @@ impl GpuDevice {
     pub fn from_context(context: &Arc<CudaContext>) -> Result<Self> {
         let driver = Driver::get()?;
         let capabilities = capabilities(driver, context)?;
-        let visibility = Visibility::of(&capabilities);
+        let visibility = Visibility::of(&capabilities, VisibilityScope::Owner);
         let stream = || driver::own(context, "cuStreamCreate", || context.new_stream());
         let (incoming, outgoing) = (stream()?, stream()?);
         let gpu = Arc::new_cyclic(|me| Inner {
@@ -153,6 +153,11 @@ impl GpuDevice {
         self.0.visibility
     }
 
+    /// How they become visible to work of this scope: see [`GpuBuffer::set_visibility_scope`](super::GpuBuffer::set_visibility_scope).
+    pub fn visibility_to(&self, scope: VisibilityScope) -> Visibility {
+        Visibility::of(&self.0.capabilities, scope)
+    }
+
     pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.0
     }
@@ -171,8 +176,10 @@ impl Inner {
         &self.capabilities
     }
 
-    pub(super) fn visibility(&self) -> Visibility {
-        self.visibility
+    /// Makes what a NIC wrote visible to work of this scope.
+    pub(super) fn make_visible(&self, scope: VisibilityScope) -> Result<(), GpuError> {
+        self.bind()?;
+        Visibility::of(&self.capabilities, scope).establish(self.driver, scope)
     }
 }
 

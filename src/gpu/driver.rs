@@ -98,10 +98,9 @@ pub(super) struct Driver {
     _library: Library,
 }
 
-/// `CUpointer_attribute`, `CUmemRangeHandleType`, `CUflushGPUDirectRDMAWritesTarget` and `..Scope`, as cuda.h numbers them.
+/// `CUmemRangeHandleType` and `CUflushGPUDirectRDMAWritesTarget`, as cuda.h numbers them.
 const DMA_BUF_FD: c_int = 1;
 const FLUSH_CURRENT_CONTEXT: c_int = 0;
-const FLUSH_TO_OWNER: c_int = 100;
 
 /// Pointer attributes (`CUpointer_attribute`).
 #[derive(Clone, Copy, Debug)]
@@ -241,14 +240,14 @@ impl Driver {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Makes what NICs wrote to memory of the current context visible to it.
-    pub(super) fn flush_to_owner(&self) -> Result<(), GpuError> {
+    /// Makes what NICs wrote to memory of the current context visible to a `CUflushGPUDirectRDMAWritesScope`.
+    pub(super) fn flush_to(&self, scope: c_int) -> Result<(), GpuError> {
         let Some(flush) = self.flush else {
             let reason = "the driver is older than CUDA 11.3: it has no cuFlushGPUDirectRDMAWrites".to_owned();
             return Err(GpuError::Unavailable { reason });
         };
         // SAFETY: declared as in cuda.h.
-        checked("cuFlushGPUDirectRDMAWrites", unsafe { flush(FLUSH_CURRENT_CONTEXT, FLUSH_TO_OWNER) })
+        checked("cuFlushGPUDirectRDMAWrites", unsafe { flush(FLUSH_CURRENT_CONTEXT, scope) })
     }
 
     /// Lets this thread make calls while another one captures a graph, which would be spoiled by them otherwise.

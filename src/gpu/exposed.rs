@@ -141,11 +141,7 @@ impl GpuExposedRegion {
 
     fn make_visible(&self) -> Result<()> {
         match self.path() {
-            GpuPath::DmaBuf | GpuPath::PeerMemory => {
-                let gpu = self.gpu().inner();
-                gpu.bind()?;
-                Ok(gpu.visibility().establish(gpu.driver)?)
-            }
+            GpuPath::DmaBuf | GpuPath::PeerMemory => Ok(self.gpu().inner().make_visible(self.buffer.held().scope)?),
             // Copied by the GPU itself, and acknowledged afterwards.
             GpuPath::Software | GpuPath::Staged => Ok(()),
         }

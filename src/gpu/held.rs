@@ -10,6 +10,7 @@ use super::events::Event;
 use super::register::GpuPath;
 use super::staging::Mirror;
 use super::uses::Uses;
+use super::visibility::VisibilityScope;
 use super::waiter::Waiting;
 use crate::memory::device::DevicePiece;
 use crate::meters::GpuWait;
@@ -25,6 +26,7 @@ pub(super) struct Held {
     pub(super) mirror: Option<Arc<Mirror>>,
     /// Where the memory was made here.
     pub(super) allocation: Option<Arc<Allocation>>,
+    pub(super) scope: VisibilityScope,
     /// Copying to the mirror, before an operation.
     pub(super) copying: Option<(Event, Option<Waiting>)>,
     /// The operation that the bytes are ready for.
@@ -122,8 +124,7 @@ impl Held {
             // The software device completes when its own copies have.
             GpuPath::Software => Ok(None),
             GpuPath::DmaBuf | GpuPath::PeerMemory => {
-                inner.bind()?;
-                inner.visibility().establish(inner.driver)?;
+                inner.make_visible(self.scope)?;
                 Ok(None)
             }
             GpuPath::Staged => {

@@ -17,6 +17,7 @@ use super::held::Held;
 use super::kind::MemoryKind;
 use super::reaper::Elsewhere;
 use super::register::{self, PathPolicy, Registered};
+use super::visibility::VisibilityScope;
 use crate::error::Result;
 use crate::memory::ProtectionDomain;
 use crate::memory::device::DevicePiece;
@@ -174,8 +175,9 @@ impl GpuBuffer {
         let piece = DevicePiece::whole(domain, range, mr, owner)?;
         tracing::debug!(gpu = %gpu, address = range.0, len = range.1, %path, "GPU memory registered");
         let uses = Mutex::default();
-        let (allocation, copying, ready) = (None, None, None);
-        Ok(Self::of(Held { piece, gpu: gpu.clone(), uses, path, mirror, allocation, copying, ready, waits: false }))
+        let (gpu, scope) = (gpu.clone(), VisibilityScope::default());
+        let (allocation, copying, ready, waits) = (None, None, None, false);
+        Ok(Self::of(Held { piece, gpu, uses, path, mirror, allocation, scope, copying, ready, waits }))
     }
 }
 

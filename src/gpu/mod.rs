@@ -67,4 +67,4 @@ pub use guard::{GpuRead, GpuWrite};
 pub use kind::MemoryKind;
 pub use making::FromSliceError;
 pub use register::{GpuPath, PathPolicy};
-pub use visibility::Visibility;
+pub use visibility::{Visibility, VisibilityScope};

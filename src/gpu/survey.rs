@@ -7,7 +7,7 @@ use super::device::{GpuCapabilities, GpuDevice};
 use super::driver::{Attribute, Driver};
 use super::error::GpuError;
 use super::kind::MemoryKind;
-use super::visibility::Visibility;
+use super::visibility::{Visibility, VisibilityScope};
 use crate::doctor::Source;
 use crate::doctor::live::{ATTRIBUTES, CudaGpu, MemoryFound};
 use crate::error::Result;
@@ -27,12 +27,13 @@ fn gpu(driver: &Driver, ordinal: i32) -> Result<CudaGpu, GpuError> {
         let place = ATTRIBUTES.iter().position(|(known, _)| *known == number);
         place.and_then(|place| attributes[place].ok()).unwrap_or(0)
     };
-    let visibility = Visibility::of(&GpuCapabilities {
+    let capabilities = GpuCapabilities {
         writes_ordering: value(118),
         flush_from_host: value(117) & 1 != 0,
         coherent_with_host: value(100) != 0,
         ..GpuCapabilities::default()
-    });
+    };
+    let visibility = Visibility::of(&capabilities, VisibilityScope::Owner);
     Ok(CudaGpu {
         ordinal: ordinal as usize,
         name: result::device::get_name(device).map_err(GpuError::driver("cuDeviceGetName"))?,

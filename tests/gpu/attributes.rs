@@ -2,7 +2,7 @@
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
-use tokio_rdma::gpu::{GpuBuffer, GpuDevice, PathPolicy, Visibility, driver_version};
+use tokio_rdma::gpu::{GpuBuffer, GpuDevice, PathPolicy, Visibility, VisibilityScope, driver_version};
 use tokio_rdma::topology::PciAddress;
 use tokio_rdma::{Device, Error, Provider, gpu::GpuError};
 
@@ -11,7 +11,7 @@ use crate::gpu::{Gpu, fake, fake_only};
 
 gpu_cases!(what_there_is, no_such_gpu, the_nic_near_it, others_errors_stay_theirs);
 
-lone_gpu_cases!(the_visibility_rule, other_attributes);
+lone_gpu_cases!(the_visibility_rule, other_attributes, the_scope_of_visibility);
 
 async fn what_there_is(rig: Rig) {
     let gpu = Gpu::open();
@@ -127,4 +127,30 @@ async fn other_attributes(rig: Rig) {
     sent.unwrap();
     assert_eq!(gpu.mismatches(&received.unwrap().buffer, 5000, 1), 0);
     assert_eq!(fake.get("flushes"), 0);
+}
+
+/// Where the software device copies, each scope is as good; parts keep it, and what is joined has the wider one.
+async fn the_scope_of_visibility(rig: Rig) {
+    let (gpu, domain) = (Gpu::open(), rig.domain());
+    let mut buffer = gpu.alloc(&domain, 5000);
+    assert_eq!(buffer.visibility_scope(), VisibilityScope::Owner);
+    let mut tail = buffer.split_off(1000).unwrap();
+    tail.set_visibility_scope(VisibilityScope::AllDevices).unwrap();
+    let end = tail.split_off(10).unwrap();
+    assert_eq!(
+        (buffer.visibility_scope(), end.visibility_scope()),
+        (VisibilityScope::Owner, VisibilityScope::AllDevices)
+    );
+    let joined = buffer.unsplit(tail).unwrap().unsplit(end).unwrap();
+    assert_eq!(joined.visibility_scope(), VisibilityScope::AllDevices);
+    let Some(fake) = fake() else { return };
+    for (writes_ordering, flush_options, expected) in
+        [(200, 0, Visibility::Native), (100, 1, Visibility::Flush), (100, 0, Visibility::NeedsRead)]
+    {
+        fake.set("writes_ordering", writes_ordering);
+        fake.set("flush_options", flush_options);
+        let gpu = GpuDevice::open(0).unwrap();
+        assert_eq!(gpu.visibility_to(VisibilityScope::AllDevices), expected);
+        assert_eq!(gpu.visibility_to(VisibilityScope::Owner), Visibility::Native);
+    }
 }
