@@ -51,8 +51,8 @@
 //! Graphs, arrays, occupancy, contexts beside the primary one, pools beside the default one, sharing with other
 //! processes but for memory of `cuMemCreate` that was asked for as a descriptor. The default stream orders nothing but itself, as for streams that are made with
 //! `CU_STREAM_NON_BLOCKING`, and threads share the stream that stands for each one's own. Memory of `cuMemCreate` is
-//! mapped as a whole, and begins anew at each place unless it is shared. Kernels are those of `tests/gpu/kernels.ptx`, by name, whatever
-//! the image is.
+//! mapped as a whole, and begins anew at each place unless it is shared. Kernels are those of `tests/gpu/kernels.ptx` and of the
+//! parameter server among the examples, by name, whatever the image is.
 
 mod driver;
 mod library;

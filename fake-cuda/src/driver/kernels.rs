@@ -1,11 +1,11 @@
-//! The kernels of `tests/gpu/kernels.ptx`, for the CPU.
+//! The kernels of `tests/gpu/kernels.ptx`, for the CPU, and where those of the parameter server are found.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::Duration;
 
 use super::memory::{self, Range};
-use super::{Code, Result};
+use super::{Code, Result, training};
 
 /// A kernel. All of their arguments are 8 bytes long.
 #[derive(Clone, Copy)]
@@ -15,6 +15,7 @@ pub(super) enum Kernel {
     AddF32,
     Spin,
     Fault,
+    Training(training::Kernel),
 }
 
 /// A kernel with its arguments, whose pointers are of memory that lives.
@@ -24,6 +25,7 @@ pub(super) enum Launch {
     AddF32 { ranges: Option<[Range; 2]>, count: usize },
     Spin(Duration),
     Fault,
+    Training(training::Launch),
 }
 
 impl Kernel {
@@ -34,7 +36,7 @@ impl Kernel {
             "add_f32" => Self::AddF32,
             "spin" => Self::Spin,
             "fault" => Self::Fault,
-            _ => return None,
+            _ => return training::Kernel::of_name(name).map(Self::Training),
         })
     }
 
@@ -60,6 +62,7 @@ impl Kernel {
             }
             Self::Spin => Launch::Spin(Duration::from_nanos(argument(0)?)),
             Self::Fault => Launch::Fault,
+            Self::Training(kernel) => Launch::Training(kernel.prepare(argument)?),
         })
     }
 }
@@ -108,6 +111,7 @@ impl Launch {
                 Ok(())
             }
             Self::Fault => Err(Code::ILLEGAL_ADDRESS),
+            Self::Training(ref launch) => launch.run(),
         }
     }
 }

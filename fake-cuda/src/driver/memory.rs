@@ -208,7 +208,10 @@ pub(super) fn host_range(address: u64, len: usize) -> Option<Range> {
 }
 
 /// Lets an operation use ranges whose turn has come. They must still be alive, and stay so meanwhile.
-pub(super) fn with<const N: usize>(ranges: [Range; N], use_them: impl FnOnce([*mut u8; N]) -> Result) -> Result {
+pub(super) fn with<const N: usize, T>(
+    ranges: [Range; N],
+    use_them: impl FnOnce([*mut u8; N]) -> Result<T>,
+) -> Result<T> {
     let table = table();
     use_them(ranges.map(|range| {
         let found = table.live.get(&range.allocation).filter(|found| found.id == range.id);

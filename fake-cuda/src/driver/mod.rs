@@ -15,6 +15,7 @@ mod memory;
 mod pointer;
 mod registry;
 mod stream;
+mod training;
 mod value;
 mod virtual_memory;
 mod window;
