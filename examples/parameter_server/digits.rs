@@ -1,5 +1,7 @@
 //! The handwritten digits: what is trained on, what is held out, and which samples a ticket stands for.
 
+use std::ops::Range;
+
 use anyhow::{Context, Result, ensure};
 
 /// Pixels of a picture, 8 x 8.
@@ -65,7 +67,24 @@ pub struct Batches {
     batch: usize,
     seed: u64,
     /// The epoch that was asked for last, and its order.
-    order: Option<(u64, Vec<usize>)>,
+    order: Option<(u64, Vec<u32>)>,
+}
+
+/// A ticket's samples.
+#[derive(Clone, Debug)]
+pub struct Batch<'a> {
+    /// Seed and epoch. Whatever has the same ones has the same order.
+    pub epoch: (u64, u64),
+    /// Indices of all samples, as the epoch goes through them.
+    pub order: &'a [u32],
+    /// Which of them.
+    pub range: Range<usize>,
+}
+
+impl Batch<'_> {
+    pub fn indices(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.order[self.range.clone()].iter().map(|index| *index as usize)
+    }
 }
 
 impl Batches {
@@ -78,19 +97,19 @@ impl Batches {
         self.samples.div_ceil(self.batch) as u64
     }
 
-    /// The indices of a ticket's samples; the last ticket of an epoch may have fewer.
-    pub fn of(&mut self, ticket: u64) -> &[usize] {
+    /// A ticket's samples; the last ticket of an epoch may have fewer.
+    pub fn of(&mut self, ticket: u64) -> Batch<'_> {
         let (epoch, index) = (ticket / self.per_epoch(), ticket % self.per_epoch());
         let known = self.order.take().filter(|(known, _)| *known == epoch);
         let (_, order) = self.order.insert(known.unwrap_or_else(|| {
-            let mut order: Vec<usize> = (0..self.samples).collect();
+            let mut order: Vec<u32> = (0..self.samples as u32).collect();
             // The seeds of epochs lie far apart, also for seeds of runs that follow each other.
             let seed = self.seed ^ epoch.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             fastrand::Rng::with_seed(seed).shuffle(&mut order);
             (epoch, order)
         }));
         let start = index as usize * self.batch;
-        &order[start..self.samples.min(start + self.batch)]
+        Batch { epoch: (self.seed, epoch), order, range: start..self.samples.min(start + self.batch) }
     }
 }
 
@@ -125,12 +144,12 @@ mod tests {
         let mut batches = Batches::new(100, 32, 7);
         assert_eq!(batches.per_epoch(), 4);
         let mut epoch = |number: u64| -> Vec<usize> {
-            (number * 4..number * 4 + 4).flat_map(|ticket| batches.of(ticket).to_vec()).collect()
+            (number * 4..number * 4 + 4).flat_map(|ticket| batches.of(ticket).indices().collect::<Vec<_>>()).collect()
         };
         let (first, second) = (epoch(0), epoch(1));
         assert_ne!(first, second);
         // Whatever a server says is a ticket.
-        assert_eq!(Batches::new(1, 1, 7).of(u64::MAX), [0]);
+        assert!(Batches::new(1, 1, 7).of(u64::MAX).indices().eq([0]));
         for mut order in [first, second] {
             order.sort_unstable();
             assert!(order.into_iter().eq(0..100));

@@ -30,7 +30,9 @@ pub async fn run(options: &Options) -> Result<()> {
     let mut workers = JoinSet::new();
     for number in 0..options.workers {
         let mut command = Command::new(std::env::current_exe().context("find this program's own path")?);
-        command.args(arguments("worker")).arg("--address").arg(address.to_string());
+        // Takes the place of one that was given here, which is the server's.
+        let gpu = number % options.gpus.unwrap_or(1) + options.gpu;
+        command.args(arguments("worker")).arg("--address").arg(address.to_string()).arg(format!("--gpu={gpu}"));
         let mut worker = command.kill_on_drop(true).stdin(Stdio::piped()).spawn().context("start a worker")?;
         workers.spawn(async move {
             // Waiting closes it otherwise.

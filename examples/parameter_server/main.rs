@@ -36,32 +36,68 @@ mod worker;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anyhow::{Result, bail};
 use clap::Parser;
 
-use crate::compute::Cpu;
+use crate::compute::{Choice, Cpu, CpuKeeper, Kind, NotThere, check_gpus, choose};
+use crate::digits::Digits;
 use crate::options::{Options, Role};
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let options = Options::parse();
     let (name, result) = match options.role {
-        Some(Role::Server) => ("parameter_server server", server::run(&options).await),
+        _ if options.check_kernels => ("parameter_server", check(&options).await),
+        Some(Role::Server) => ("parameter_server server", serve(&options).await),
         Some(Role::Worker) => ("parameter_server worker", work(&options).await),
-        None => ("parameter_server", launch::run(&options).await),
+        None => ("parameter_server", launch(&options).await),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Not eprintln: this must not panic when nobody listens any more.
             let _ = writeln!(io::stderr(), "{name}: {error:#}");
-            ExitCode::FAILURE
+            // As for a wrong command line: on this machine it is one.
+            if error.is::<NotThere>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
 
-async fn work(options: &Options) -> anyhow::Result<()> {
+async fn launch(options: &Options) -> Result<()> {
+    check_gpus(options.compute, options.gpu, options.gpus)?;
+    launch::run(options).await
+}
+
+async fn serve(options: &Options) -> Result<()> {
+    match choose(options.compute, options.gpu)? {
+        Choice::Cpu => server::run(options, CpuKeeper).await,
+        #[cfg(feature = "cuda")]
+        Choice::Gpu(gpu) => server::run(options, compute::GpuKeeper::new(gpu)).await,
+    }
+}
+
+async fn work(options: &Options) -> Result<()> {
+    let samples = Digits::load()?.training.len();
+    let work = async {
+        match choose(options.compute, options.gpu)? {
+            Choice::Cpu => worker::run(options, Cpu::new()?, samples).await,
+            #[cfg(feature = "cuda")]
+            Choice::Gpu(gpu) => worker::run(options, compute::GpuWorker::new(gpu)?, samples).await,
+        }
+    };
     tokio::select! {
-        outcome = worker::run(options, Cpu::new()) => outcome,
-        () = options.let_go() => anyhow::bail!("whoever started this worker is gone"),
+        outcome = work => outcome,
+        () = options.let_go() => bail!("whoever started this worker is gone"),
+    }
+}
+
+async fn check(options: &Options) -> Result<()> {
+    match choose(Kind::Gpu, options.gpu)? {
+        #[cfg(feature = "cuda")]
+        Choice::Gpu(gpu) => {
+            println!("{}", gpu.name());
+            compute::check_kernels(&options.open_device()?, gpu).await
+        }
+        Choice::Cpu => Ok(()),
     }
 }

@@ -10,6 +10,7 @@ use tokio_rdma::{Address, Device, IntoAddress};
 
 use crate::common::child;
 use crate::common::options::open_device;
+use crate::compute::Kind;
 
 /// Trains a small model of handwritten digits with several worker processes and a parameter server.
 ///
@@ -72,6 +73,22 @@ pub struct Options {
     /// Steps between lines that say how far it is; without it a bar on a terminal, and ten lines elsewhere
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     pub log_every: Option<u64>,
+
+    /// Where parameters and gradients live and are computed. Processes on several hosts may differ
+    #[arg(long, default_value = "auto")]
+    pub compute: Kind,
+
+    /// Without --role: how many GPUs the workers are spread over, from --gpu on. The server takes the first one
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=64))]
+    pub gpus: Option<usize>,
+
+    /// The number of the GPU to compute on
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub gpu: usize,
+
+    /// Only check that the GPU computes what the CPU does, and tell how long it takes
+    #[arg(long, hide = true)]
+    pub check_kernels: bool,
 
     /// The RDMA device; without it, the default one
     #[arg(long)]

@@ -5,7 +5,7 @@
 //! | both | private data of the connection | [`Hello`] |
 //! | server | Send | [`Order`]: first a welcome, then work, at last the end |
 //! | worker | Read | the parameters, see `published` |
-//! | worker | Write | [`Header`] and gradient, into a slot that the server exposed for this worker alone |
+//! | worker | Write | [`Header`], then gradient and loss, into memory that the server exposed for this worker alone |
 //! | worker | the immediate of that Write | the ticket's lower 32 bits |
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,11 +13,14 @@ use tokio_rdma::RemoteRegion;
 
 use crate::model::PARAMETERS;
 
-/// Bytes of the parameters, and of a gradient.
-pub const GRADIENT_LEN: usize = PARAMETERS * size_of::<f32>();
+/// Bytes of the parameters.
+pub const PARAMETERS_LEN: usize = PARAMETERS * size_of::<f32>();
 
-/// Bytes of a worker's slot.
-pub const SLOT_LEN: usize = Header::LEN + GRADIENT_LEN;
+/// Numbers of a gradient: behind the gradient itself stands the loss, which is known where that is computed, and when.
+pub const GRADIENT: usize = PARAMETERS + 1;
+
+/// Bytes of a gradient and its loss.
+pub const GRADIENT_LEN: usize = GRADIENT * size_of::<f32>();
 
 /// Who is there, before anything else is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    const MAGIC: [u8; 8] = *b"PSERVER1";
+    const MAGIC: [u8; 8] = *b"PSERVER2";
 
     /// The most bytes of a name: with what else there is they fit into a connection's private data.
     const MAX_NAME: usize = 32;
@@ -66,8 +69,17 @@ pub struct Welcome {
     pub batch: u32,
     /// Of the order of the samples.
     pub seed: u64,
-    pub published: RemoteRegion,
-    pub slot: RemoteRegion,
+    pub published: Published,
+    /// What the worker writes into: the header, and the gradient with its loss, which may be in another processor's memory.
+    pub header: RemoteRegion,
+    pub gradient: RemoteRegion,
+}
+
+/// Where the parameters are; `published` tells how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    pub stamps: RemoteRegion,
+    pub copies: RemoteRegion,
 }
 
 /// Compute the gradient of a ticket's samples. The worker's slot is free.
@@ -80,13 +92,15 @@ pub struct Work {
 
 impl Order {
     /// Bytes of the longest one.
-    pub const MAX_LEN: usize = 24 + 2 * RemoteRegion::WIRE_LEN;
+    pub const MAX_LEN: usize = 24 + 4 * RemoteRegion::WIRE_LEN;
 
     pub fn to_bytes(self) -> Vec<u8> {
         match self {
-            Self::Welcome(Welcome { worker, batch, seed, published, slot }) => {
+            Self::Welcome(Welcome { worker, batch, seed, published, header, gradient }) => {
                 let words = words([1, u64::from(worker) | u64::from(batch) << 32, seed]);
-                [&words[..], &published.to_bytes(), &slot.to_bytes()].concat()
+                let Published { stamps, copies } = published;
+                let regions = [stamps, copies, header, gradient].map(|region| region.to_bytes());
+                [&words[..], &regions.concat()].concat()
             }
             Self::Work(Work { ticket, version }) => words([2, ticket, version]),
             Self::Finish => words([3, 0, 0]),
@@ -98,16 +112,19 @@ impl Order {
         let [kind, first, second] = [0, 8, 16].map(|at| word(words, at));
         match (kind, rest.len()) {
             (1, _) => {
-                let (published, slot) = rest.split_at_checked(RemoteRegion::WIRE_LEN).context("a short welcome")?;
-                let (published, slot) = (RemoteRegion::from_bytes(published)?, RemoteRegion::from_bytes(slot)?);
-                ensure!(
-                    slot.len() == SLOT_LEN as u64,
-                    "welcome: the slot has {} bytes instead of {SLOT_LEN}",
-                    slot.len()
-                );
+                let mut regions = rest.chunks(RemoteRegion::WIRE_LEN);
+                let mut region =
+                    || Ok::<_, anyhow::Error>(RemoteRegion::from_bytes(regions.next().context("a short welcome")?)?);
+                let (published, header) = (Published { stamps: region()?, copies: region()? }, region()?);
+                let gradient = region()?;
+                ensure!(regions.next().is_none(), "welcome: it is too long");
+                for (what, region, len) in [("header", header, Header::LEN), ("gradient", gradient, GRADIENT_LEN)] {
+                    let there = region.len();
+                    ensure!(there == len as u64, "welcome: the {what} has {there} bytes instead of {len}");
+                }
                 let (worker, batch) = (first as u32, (first >> 32) as u32);
                 ensure!(batch > 0, "welcome: the batch is 0, the smallest one is 1");
-                Ok(Self::Welcome(Welcome { worker, batch, seed: second, published, slot }))
+                Ok(Self::Welcome(Welcome { worker, batch, seed: second, published, header, gradient }))
             }
             (2, 0) => Ok(Self::Work(Work { ticket: first, version: second })),
             (3, 0) => Ok(Self::Finish),
@@ -116,13 +133,12 @@ impl Order {
     }
 }
 
-/// What stands before a gradient in a slot.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What goes before a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub ticket: u64,
     /// The version of the parameters that it was computed with.
     pub base: u64,
-    pub loss: f32,
     pub samples: u32,
     /// Bytes of parameters that this worker has read on this connection.
     pub pulled: u64,
@@ -131,20 +147,20 @@ pub struct Header {
 }
 
 impl Header {
-    /// A cache line, so that the gradient begins one.
-    pub const LEN: usize = 64;
+    pub const LEN: usize = 40;
 
     pub fn to_bytes(self) -> [u8; Self::LEN] {
-        let both = u64::from(self.loss.to_bits()) | u64::from(self.samples) << 32;
+        let Self { ticket, base, samples, pulled, repeated } = self;
         let mut bytes = [0; Self::LEN];
-        let words = words([self.ticket, self.base, both, self.pulled, self.repeated]);
-        bytes[..words.len()].copy_from_slice(&words);
+        bytes.copy_from_slice(&words([ticket, base, u64::from(samples), pulled, repeated]));
         bytes
     }
 
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
-        let [ticket, base, both, pulled, repeated] = [0, 8, 16, 24, 32].map(|at| word(bytes, at));
-        Self { ticket, base, loss: f32::from_bits(both as u32), samples: (both >> 32) as u32, pulled, repeated }
+        let [ticket, base, samples, pulled, repeated] = [0, 8, 16, 24, 32].map(|at| word(bytes, at));
+        // More than anybody asked for, in any case.
+        let samples = u32::try_from(samples).unwrap_or(u32::MAX);
+        Self { ticket, base, samples, pulled, repeated }
     }
 }
 
@@ -178,7 +194,9 @@ mod tests {
     fn any_order() -> impl Strategy<Value = Order> {
         let region = |len| RemoteRegion::new(64, len, 7, Access::REMOTE_READ).unwrap();
         let welcome = (any::<u32>(), 1..u32::MAX, any::<u64>()).prop_map(move |(worker, batch, seed)| {
-            Order::Welcome(Welcome { worker, batch, seed, published: region(100), slot: region(SLOT_LEN as u64) })
+            let published = Published { stamps: region(100), copies: region(200) };
+            let (header, gradient) = (region(Header::LEN as u64), region(GRADIENT_LEN as u64));
+            Order::Welcome(Welcome { worker, batch, seed, published, header, gradient })
         });
         let work = (any::<u64>(), any::<u64>()).prop_map(|(ticket, version)| Order::Work(Work { ticket, version }));
         prop_oneof![welcome, work, Just(Order::Finish)]
@@ -196,8 +214,8 @@ mod tests {
         }
 
         #[test]
-        fn headers_come_back(ticket: u64, base: u64, loss in -1e9f32..1e9, samples: u32, pulled: u64, repeated: u64) {
-            let header = Header { ticket, base, loss, samples, pulled, repeated };
+        fn headers_come_back(ticket: u64, base: u64, samples: u32, pulled: u64, repeated: u64) {
+            let header = Header { ticket, base, samples, pulled, repeated };
             prop_assert_eq!(Header::from_bytes(&header.to_bytes()), header);
         }
     }

@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
-use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 use tokio_rdma::messages::Receiver;
 use tokio_rdma::{Address, Buffer, CloseReason, Connection, Device, RemoteRegion};
 
 use crate::common::options::server_address;
 use crate::compute::Compute;
-use crate::digits::{Batches, Digits};
+use crate::digits::Batches;
 use crate::options::Options;
 use crate::published::Puller;
 use crate::server::RNR_TIMER;
-use crate::wire::{GRADIENT_LEN, Header, Hello, Order, Welcome, Work};
+use crate::wire::{Header, Hello, Order, PARAMETERS_LEN, Welcome, Work};
 
 /// How long to wait before trying again to reach a server that is not there.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -25,17 +24,16 @@ const PAUSE: Duration = Duration::from_millis(100);
 const RECEIVES: usize = 4;
 
 /// Works until the training is over. A server that is lost is looked for again: it may have been restarted.
-pub async fn run(options: &Options, mut compute: impl Compute) -> Result<()> {
+pub async fn run(options: &Options, mut compute: impl Compute, samples: usize) -> Result<()> {
     let address = server_address("a worker", options.address.as_ref())?;
-    let digits = Digits::load()?;
     let device = options.open_device()?;
     // Since when no gradient has served anybody. One that the server refuses does not, so a fault that repeats comes to an end.
     let mut failing_since = None;
     loop {
-        let connection = connect(options, &device, address, compute.name()).await?;
-        let mut session = Session::begin(options, &connection, &mut compute, &digits).await;
+        let connection = connect(options, &device, address, &compute.name()).await?;
+        let mut session = Session::begin(options, &connection, &compute, samples).await;
         let outcome = match &mut session {
-            Ok(session) => session.work(&mut compute, &digits).await,
+            Ok(session) => session.work(&mut compute).await,
             Err(_) => Ok(()),
         };
         if session.as_ref().is_ok_and(|session| session.accepted) {
@@ -88,7 +86,8 @@ struct Session<C: Compute> {
     connection: Connection,
     orders: Receiver,
     puller: Puller,
-    slot: RemoteRegion,
+    /// What the header and the gradient are written into.
+    slot: (RemoteRegion, RemoteRegion),
     batches: Batches,
     patience: Duration,
     /// Away only while an operation has them.
@@ -101,20 +100,20 @@ struct Session<C: Compute> {
 }
 
 impl<C: Compute> Session<C> {
-    async fn begin(options: &Options, connection: &Connection, compute: &mut C, digits: &Digits) -> Result<Self> {
+    async fn begin(options: &Options, connection: &Connection, compute: &C, samples: usize) -> Result<Self> {
         let mut orders = connection.receiver(RECEIVES, Order::MAX_LEN)?;
         let first = tokio::time::timeout(options.patience(), next(&mut orders)).await;
         let order = first.map_err(|_| anyhow::anyhow!("no welcome within {:?}", options.patience()))??;
-        let Order::Welcome(Welcome { batch, seed, published, slot, .. }) = order else {
+        let Order::Welcome(Welcome { batch, seed, published, header, gradient, .. }) = order else {
             bail!("{order:?} instead of a welcome")
         };
         let domain = connection.domain();
         Ok(Self {
             connection: connection.clone(),
             orders,
-            puller: Puller::new(connection, published, GRADIENT_LEN)?,
-            slot,
-            batches: Batches::new(digits.training.len(), batch as usize, seed),
+            puller: Puller::new(connection, published, PARAMETERS_LEN)?,
+            slot: (header, gradient),
+            batches: Batches::new(samples, batch as usize, seed),
             patience: options.patience(),
             memory: Some(compute.alloc(domain)?),
             header: Some(domain.alloc(Header::LEN)?),
@@ -124,49 +123,45 @@ impl<C: Compute> Session<C> {
         })
     }
 
-    async fn work(&mut self, compute: &mut C, digits: &Digits) -> Result<()> {
+    async fn work(&mut self, compute: &mut C) -> Result<()> {
         loop {
             // As long as it takes: other workers may be slow, and the connection tells when the server is gone.
             let order = next(&mut self.orders).await?;
             self.accepted |= self.pushed;
             match order {
-                Order::Work(work) => self.carry_out(work, compute, digits).await?,
+                Order::Work(work) => self.carry_out(work, compute).await?,
                 Order::Finish => return Ok(()),
                 Order::Welcome(_) => bail!("a second welcome"),
             }
         }
     }
 
-    async fn carry_out(&mut self, work: Work, compute: &mut C, digits: &Digits) -> Result<()> {
+    async fn carry_out(&mut self, work: Work, compute: &mut C) -> Result<()> {
         let Work { ticket, version } = work;
         let (parameters, mut gradient) = self.memory.take().context("an earlier gradient was not finished")?;
-        let (base, parameters) = self.puller.pull(parameters).await?;
+        let (base, parameters) = self.puller.pull(version, parameters).await?;
         ensure!(base >= version, "pull: version {base}, and the server promised {version}");
-        self.pulled += GRADIENT_LEN as u64;
+        self.pulled += PARAMETERS_LEN as u64;
 
-        let indices = self.batches.of(ticket);
-        let samples = indices.iter().map(|index| &digits.training[*index]);
-        let loss = block_in_place(|| compute.gradient(&parameters, samples, &mut gradient))?;
-        let (samples, repeated) = (indices.len() as u32, self.puller.repeated);
-        let gradient =
-            self.push(Header { ticket, base, loss, samples, pulled: self.pulled, repeated }, gradient).await?;
+        let batch = self.batches.of(ticket);
+        compute.gradient(&parameters, &batch, &mut gradient)?;
+        let (samples, repeated) = (batch.range.len() as u32, self.puller.repeated);
+        let gradient = self.push(Header { ticket, base, samples, pulled: self.pulled, repeated }, gradient).await?;
         self.memory = Some((parameters, gradient));
         self.pushed = true;
         Ok(())
     }
 
-    /// Two writes with one doorbell. They arrive in order, so the notice of the second one tells of both.
+    /// Two writes, posted in this order; the second one when the gradient is there. They arrive in order too, so the notice of the second one tells
+    /// of both.
     async fn push(&mut self, header: Header, gradient: C::Gradient) -> Result<C::Gradient> {
         let mut buffer = self.header.take().context("an earlier push was not finished")?;
         buffer.copy_from_slice(&header.to_bytes());
-        let mut batch = self.connection.batch();
-        let first = batch.write_unsignaled(buffer, &self.slot.slice(..Header::LEN as u64)?);
-        let body = self.slot.slice(Header::LEN as u64..)?;
-        let second = batch.write_with_immediate(gradient, &body, header.ticket as u32);
-        batch.post().await?;
-        self.header = Some(first.timeout(self.patience).await?);
-        let pushed = second.timeout(self.patience).await;
-        Ok(pushed.map_err(tokio_rdma::Error::from)?)
+        let first = self.connection.write(buffer, &self.slot.0).timeout(self.patience);
+        let second = self.connection.write_with_immediate(gradient, &self.slot.1, header.ticket as u32);
+        let (first, second) = tokio::join!(biased; first, second.timeout(self.patience));
+        self.header = Some(first?);
+        Ok(second.map_err(tokio_rdma::Error::from)?)
     }
 }
 

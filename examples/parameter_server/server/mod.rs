@@ -11,6 +11,7 @@ pub use self::progress::say;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,12 +28,12 @@ use self::progress::{Progress, State};
 use self::schedule::{Position, Schedule};
 use self::seat::{Command, Event, Terms};
 use crate::common::child::announce;
-use crate::compute::descend;
+use crate::compute::{Copies, Keeper};
 use crate::digits::{Batches, Digits};
-use crate::model::{self, PARAMETERS};
+use crate::model;
 use crate::options::Options;
 use crate::published::Publisher;
-use crate::wire::{GRADIENT_LEN, Header, Hello, floats_to_bytes};
+use crate::wire::{GRADIENT_LEN, Hello, Published};
 
 /// How long a worker waits that was too fast for a receive.
 pub const RNR_TIMER: Duration = Duration::from_micros(80);
@@ -50,17 +51,18 @@ const MOST_LOSSES: usize = 1 << 20;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Trains, from the first worker to the accuracy.
-pub async fn run(options: &Options) -> Result<()> {
+pub async fn run<K: Keeper>(options: &Options, keeper: K) -> Result<()> {
     let digits = Digits::load()?;
     let device = options.open_device()?;
     let domain = device.alloc_pd()?;
-    let mut training = Training::new(options, &domain, &digits)?;
+    let mut training = Training::new(options, keeper, &domain, &digits)?;
 
     let address = options.address.clone().map_or_else(|| device.local_address(0), Ok)?;
     let hello = Hello { computes_on: String::new() };
     let settings = Listener::builder(&domain).connections(|it| it.rnr_timer(RNR_TIMER).private_data(hello.to_bytes()));
     let listener = settings.bind(address).await.context("cannot listen; --address names another place")?;
     announce(listener.local_address())?;
+    say(&format!("parameters live on {}", training.keeper.name()))?;
     if options.resume {
         let (step, applied) = (training.schedule.version(), training.schedule.applied());
         say(&format!("resumed at step {step}, with {applied} batches applied"))?;
@@ -82,7 +84,7 @@ pub async fn run(options: &Options) -> Result<()> {
                 seats.spawn(seat::serve(next_worker, connection, training.terms(), sender.clone()));
                 next_worker += 1;
             }
-            event = events.recv() => match training.hear(event.context("every sender is gone")?) {
+            event = events.recv() => match training.hear(event.context("every sender is gone")?).await {
                 Err(error) if error.is::<io::Error>() => stopped = Some("nobody reads what it prints".to_owned()),
                 heard => heard?,
             },
@@ -113,17 +115,16 @@ pub async fn run(options: &Options) -> Result<()> {
 }
 
 /// Parameters, and how they come about.
-struct Training<'a> {
+struct Training<'a, K: Keeper> {
     options: &'a Options,
+    keeper: Arc<K>,
     schedule: Schedule,
     /// Steps before this process's life.
     began: u64,
-    parameters: Box<[f32; PARAMETERS]>,
     publisher: Publisher,
-    /// The parameters in the form that is published.
-    bytes: Vec<u8>,
+    copies: K::Copies,
     /// By ticket, so that sums come out the same whoever was first.
-    gradients: BTreeMap<u64, (Header, Box<[f32; PARAMETERS]>)>,
+    gradients: BTreeMap<u64, Arrived<K::Gradient>>,
     commands: BTreeMap<u32, UnboundedSender<Command>>,
     /// Of the last steps.
     losses: Vec<f32>,
@@ -136,6 +137,13 @@ struct Training<'a> {
     saving: Option<JoinHandle<Result<u64>>>,
     /// Since when nothing can go on for want of workers.
     alone_since: Option<Instant>,
+}
+
+/// A gradient that waits for its step.
+struct Arrived<G> {
+    samples: u32,
+    loss: f32,
+    gradient: G,
 }
 
 /// What was moved in this process's life.
@@ -160,8 +168,8 @@ impl Traffic {
     }
 }
 
-impl<'a> Training<'a> {
-    fn new(options: &'a Options, domain: &ProtectionDomain, digits: &Digits) -> Result<Self> {
+impl<'a, K: Keeper> Training<'a, K> {
+    fn new(options: &'a Options, keeper: K, domain: &ProtectionDomain, digits: &Digits) -> Result<Self> {
         let batches = Batches::new(digits.training.len(), options.batch as usize, options.seed);
         let tickets = u64::from(options.epochs) * batches.per_epoch();
         let mut parameters = model::initial(options.seed);
@@ -183,17 +191,16 @@ impl<'a> Training<'a> {
             (position, losses) = (saved.position(), saved.losses);
         }
         let schedule = Schedule::new(position, tickets, options.staleness(), options.workers);
-        let mut bytes = vec![0; GRADIENT_LEN];
-        floats_to_bytes(&parameters[..], &mut bytes);
-        let publisher = Publisher::new(domain, schedule.version(), &bytes)?;
+        let copies = keeper.copies(domain, schedule.version(), &parameters)?;
+        let publisher = Publisher::new(domain, schedule.version())?;
         let progress = Progress::new(tickets, schedule.applied(), options.log_every);
         Ok(Self {
             options,
+            keeper: Arc::new(keeper),
             began: schedule.version(),
             schedule,
-            parameters,
             publisher,
-            bytes,
+            copies,
             gradients: BTreeMap::new(),
             commands: BTreeMap::new(),
             losses,
@@ -206,24 +213,26 @@ impl<'a> Training<'a> {
         })
     }
 
-    fn terms(&self) -> Terms {
+    fn terms(&self) -> Terms<K> {
         let Options { seed, batch, .. } = *self.options;
-        Terms { seed, batch, published: self.publisher.remote(), patience: self.options.patience() }
+        let published = Published { stamps: self.publisher.remote(), copies: self.copies.remote() };
+        Terms { keeper: self.keeper.clone(), seed, batch, published, patience: self.options.patience() }
     }
 
-    fn hear(&mut self, event: Event) -> Result<()> {
+    async fn hear(&mut self, event: Event<K::Gradient>) -> Result<()> {
         match event {
             Event::Joined { worker, greeting, commands } => {
                 self.schedule.join(worker);
                 self.commands.insert(worker, commands);
                 self.progress.say(&format!("worker {worker} joined: {greeting}"))?;
             }
-            Event::Delivered { worker, header, gradient } => {
+            Event::Delivered { worker, header, loss, gradient } => {
                 match self.schedule.deliver(worker, header.ticket, header.base) {
                     Ok(()) => {
                         self.traffic.gradients += 1;
                         self.traffic.pulled.insert(worker, (header.pulled, header.repeated));
-                        self.gradients.insert(header.ticket, (header, gradient));
+                        let samples = header.samples;
+                        self.gradients.insert(header.ticket, Arrived { samples, loss, gradient });
                     }
                     Err(error) => self.dismiss(worker, &format!("{error:#}"))?,
                 }
@@ -232,7 +241,7 @@ impl<'a> Training<'a> {
             Event::Refused { worker, why } => self.progress.say(&format!("worker {worker} was refused: {why}"))?,
         }
         while let Some(tickets) = self.schedule.step() {
-            self.apply(&tickets)?;
+            self.apply(&tickets).await?;
         }
         for (worker, work) in self.schedule.assign() {
             self.progress.begin(self.schedule.version());
@@ -265,26 +274,25 @@ impl<'a> Training<'a> {
     }
 
     /// One step, with the gradients of these tickets.
-    fn apply(&mut self, tickets: &[u64]) -> Result<()> {
-        let gradients: Vec<_> = tickets.iter().filter_map(|ticket| self.gradients.remove(ticket)).collect();
-        descend(&mut self.parameters, gradients.iter().map(|(_, gradient)| &**gradient), self.options.rate);
-        ensure!(
-            self.parameters.iter().all(|it| it.is_finite()),
-            "step {}: the parameters are not finite any more; lower --rate, which is {}",
-            self.schedule.version(),
-            self.options.rate
-        );
-        floats_to_bytes(&self.parameters[..], &mut self.bytes);
-        let version = self.schedule.version();
-        self.publisher.publish(version, &self.bytes)?;
+    async fn apply(&mut self, tickets: &[u64]) -> Result<()> {
+        let arrived: Vec<_> = tickets.iter().filter_map(|ticket| self.gradients.remove(ticket)).collect();
+        let gradients: Vec<_> = arrived.iter().map(|it| &it.gradient).collect();
+        let (version, rate) = (self.schedule.version(), self.options.rate);
+        let copies = &mut self.copies;
+        let step = async {
+            let finite = copies.descend(version, &gradients, rate).await?;
+            ensure!(finite, "step {version}: the parameters are not finite any more; lower --rate, which is {rate}");
+            Ok(())
+        };
+        self.publisher.publish(version, step).await?;
 
-        let samples: f64 = gradients.iter().map(|(header, _)| f64::from(header.samples)).sum();
-        let loss: f64 = gradients.iter().map(|(header, _)| f64::from(header.loss) * f64::from(header.samples)).sum();
+        let samples: f64 = arrived.iter().map(|it| f64::from(it.samples)).sum();
+        let loss: f64 = arrived.iter().map(|it| f64::from(it.loss) * f64::from(it.samples)).sum();
         self.keep((loss / samples.max(1.0)) as f32);
         self.lost = 0;
         self.progress.step(self.state())?;
         if version % self.options.checkpoint_every == 0 {
-            self.save();
+            self.save()?;
         }
         Ok(())
     }
@@ -308,27 +316,28 @@ impl<'a> Training<'a> {
     }
 
     /// Starts to write a checkpoint, unless one is being written: the next one will be newer.
-    fn save(&mut self) {
+    fn save(&mut self) -> Result<()> {
         if self.saving.is_some() {
-            return;
+            return Ok(());
         }
-        let Some(path) = self.options.checkpoint.clone() else { return };
-        let checkpoint = self.checkpoint();
+        let Some(path) = self.options.checkpoint.clone() else { return Ok(()) };
+        let checkpoint = self.checkpoint()?;
         self.saving = Some(tokio::task::spawn_blocking(move || checkpoint.save(&path).map(|()| checkpoint.version)));
+        Ok(())
     }
 
-    fn checkpoint(&self) -> Checkpoint {
+    fn checkpoint(&self) -> Result<Checkpoint> {
         let Options { seed, batch, .. } = *self.options;
         let Position { version, next, due } = self.schedule.position();
-        Checkpoint {
+        Ok(Checkpoint {
             seed,
             batch,
             version,
             next,
             due,
-            parameters: self.parameters.to_vec(),
+            parameters: self.copies.parameters(version)?.to_vec(),
             losses: self.losses[self.losses.len().saturating_sub(MOST_LOSSES)..].to_vec(),
-        }
+        })
     }
 
     /// That nobody reads this is noticed with the next step, and must not keep the last checkpoint from being written.
@@ -342,7 +351,7 @@ impl<'a> Training<'a> {
             let before = saved(&mut self.saving).await?;
             self.saved(before);
         }
-        self.save();
+        self.save()?;
         if self.saving.is_some() {
             let last = saved(&mut self.saving).await?;
             self.saved(last);
@@ -399,13 +408,12 @@ impl<'a> Training<'a> {
             rate(self.traffic.pulled()),
             self.traffic.repeated(),
         ))?;
-        say(&format!(
-            "{} steps, {}; the stalest gradient lay {} steps behind",
-            self.schedule.version(),
-            self.mode(),
-            self.schedule.stalest()
-        ))?;
-        say(&format!("test accuracy {:.3}", model::accuracy(&self.parameters, &digits.held_out)))
+        let (steps, stalest) = (self.schedule.version(), self.schedule.stalest());
+        let speed = (steps - self.began) as f64 / seconds;
+        let mode = self.mode();
+        say(&format!("{steps} steps, {mode}, {speed:.0}/s; the stalest gradient lay {stalest} steps behind"))?;
+        let parameters = self.copies.parameters(steps)?;
+        say(&format!("test accuracy {:.3}", model::accuracy(&parameters, &digits.held_out)))
     }
 }
 
@@ -424,6 +432,7 @@ mod tests {
     use tokio_rdma::Device;
 
     use super::*;
+    use crate::compute::CpuKeeper;
 
     #[tokio::test]
     async fn a_checkpoint_of_a_long_training_can_be_read() {
@@ -431,12 +440,12 @@ mod tests {
         let path = folder.path().join("checkpoint");
         let options = Options::try_parse_from(["x"]).unwrap();
         let domain = Device::open("soft0").unwrap().alloc_pd().unwrap();
-        let mut training = Training::new(&options, &domain, &Digits::load().unwrap()).unwrap();
+        let mut training = Training::new(&options, CpuKeeper, &domain, &Digits::load().unwrap()).unwrap();
         training.losses = vec![0.5; 2 * MOST_LOSSES - 1];
         training.keep(0.5);
         assert_eq!(training.losses.len(), MOST_LOSSES);
         training.losses = vec![0.5; 20 * MOST_LOSSES];
-        training.checkpoint().save(&path).unwrap();
+        training.checkpoint().unwrap().save(&path).unwrap();
         assert_eq!(Checkpoint::load(&path).unwrap().losses.len(), MOST_LOSSES);
     }
 
@@ -445,12 +454,12 @@ mod tests {
     async fn what_ends_every_worker_ends_the_training() {
         let options = Options::try_parse_from(["x", "--workers", "1"]).unwrap();
         let domain = Device::open("soft0").unwrap().alloc_pd().unwrap();
-        let mut training = Training::new(&options, &domain, &Digits::load().unwrap()).unwrap();
+        let mut training = Training::new(&options, CpuKeeper, &domain, &Digits::load().unwrap()).unwrap();
         for worker in 0..MOST_LOST {
             assert_eq!(training.given_up, None, "{worker}");
             let (commands, _receiver) = mpsc::unbounded_channel();
-            training.hear(Event::Joined { worker, greeting: String::new(), commands }).unwrap();
-            training.hear(Event::Left { worker, why: "a fault".to_owned() }).unwrap();
+            training.hear(Event::Joined { worker, greeting: String::new(), commands }).await.unwrap();
+            training.hear(Event::Left { worker, why: "a fault".to_owned() }).await.unwrap();
         }
         assert!(training.given_up.unwrap().ends_with("a fault"));
     }

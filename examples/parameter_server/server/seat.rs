@@ -1,15 +1,16 @@
 //! A worker's place at the server: its connection, and the memory that it writes gradients into.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
 use tokio::sync::mpsc::{Sender, UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
-use tokio_rdma::{Access, BufferPool, Connection, ExposedRegion, RemoteRegion};
+use tokio_rdma::{Access, BufferPool, Connection, ExposedRegion};
 
-use crate::model::{self, PARAMETERS};
-use crate::wire::{Header, Hello, Order, SLOT_LEN, Welcome, Work, floats_from_bytes};
+use crate::compute::{Keeper, Slot, Taken};
+use crate::wire::{GRADIENT_LEN, Header, Hello, Order, Published, Welcome, Work};
 
 /// A worker has one gradient on its way, so one notice; one more that nobody asked for is to be noticed as well.
 const RECEIVES: usize = 2;
@@ -25,9 +26,9 @@ const MOST_LOSS: f32 = 1e6;
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// What the training hears of a worker: that it left if it had joined, that it was refused if it never did.
-pub enum Event {
+pub enum Event<G> {
     Joined { worker: u32, greeting: String, commands: UnboundedSender<Command> },
-    Delivered { worker: u32, header: Header, gradient: Box<[f32; PARAMETERS]> },
+    Delivered { worker: u32, header: Header, loss: f32, gradient: G },
     Left { worker: u32, why: String },
     Refused { worker: u32, why: String },
 }
@@ -40,17 +41,23 @@ pub enum Command {
 }
 
 /// What a seat is set up with.
-pub struct Terms {
+pub struct Terms<K> {
+    pub keeper: Arc<K>,
     pub seed: u64,
     pub batch: u32,
-    pub published: RemoteRegion,
+    pub published: Published,
     /// How long a worker may keep a ticket.
     pub patience: Duration,
 }
 
 /// Serves a worker until one side has had enough, and tells the training.
-pub async fn serve(worker: u32, connection: Connection, terms: Terms, events: Sender<Event>) {
-    let event = match Seat::new(worker, connection, terms, events.clone()).await {
+pub async fn serve<K: Keeper>(
+    worker: u32,
+    connection: Connection,
+    terms: Terms<K>,
+    events: Sender<Event<K::Gradient>>,
+) {
+    let event = match Seat::<K>::new(worker, connection, terms, events.clone()).await {
         Ok((mut seat, commands)) => {
             let outcome = seat.talk(commands).await;
             let why = outcome.map_or_else(|error| format!("{error:#}"), |()| "finished".to_owned());
@@ -62,40 +69,39 @@ pub async fn serve(worker: u32, connection: Connection, terms: Terms, events: Se
     let _ = events.send(event).await;
 }
 
-struct Seat {
+struct Seat<K: Keeper> {
     worker: u32,
     connection: Connection,
-    slot: ExposedRegion,
-    /// What was in the slot.
-    bytes: Vec<u8>,
+    header: ExposedRegion,
+    slot: K::Slot,
     /// Room for an order; one is on its way at a time.
     orders: BufferPool,
     patience: Duration,
-    events: Sender<Event>,
+    events: Sender<Event<K::Gradient>>,
     /// The ticket that the worker has, and until when it may keep it.
     owed: Option<(u64, Instant)>,
     welcome: Welcome,
 }
 
-impl Seat {
+impl<K: Keeper> Seat<K> {
     async fn new(
         worker: u32,
         connection: Connection,
-        terms: Terms,
-        events: Sender<Event>,
+        terms: Terms<K>,
+        events: Sender<Event<K::Gradient>>,
     ) -> Result<(Self, UnboundedReceiver<Command>)> {
         let hello = Hello::from_bytes(connection.peer_private_data())?;
         let domain = connection.domain();
-        let slot = domain.alloc(SLOT_LEN)?.expose(Access::REMOTE_WRITE)?;
+        let header = domain.alloc(Header::LEN)?.expose(Access::REMOTE_WRITE)?;
+        let Terms { keeper, seed, batch, published, patience } = terms;
+        let slot = keeper.slot(domain)?;
         let orders = BufferPool::new(domain, Order::MAX_LEN, 1)?;
-        let Terms { seed, batch, published, patience } = terms;
-        let welcome = Welcome { worker, batch, seed, published, slot: slot.remote() };
+        let welcome = Welcome { worker, batch, seed, published, header: header.remote(), gradient: slot.remote() };
         let greeting = format!("computes on {}, link {}", hello.computes_on.escape_debug(), connection.link());
         let (commands, receiver) = unbounded_channel();
         // When the training has ended meanwhile, no command can come any more, and the worker hears that.
         let _ = events.send(Event::Joined { worker, greeting, commands }).await;
-        let bytes = vec![0; SLOT_LEN];
-        let seat = Self { worker, connection, slot, bytes, orders, patience, events, owed: None, welcome };
+        let seat = Self { worker, connection, header, slot, orders, patience, events, owed: None, welcome };
         Ok((seat, receiver))
     }
 
@@ -139,10 +145,10 @@ impl Seat {
     /// of the second write comes after the bytes of both.
     async fn take(&mut self, written: usize, immediate: u32) -> Result<()> {
         let (ticket, _) = self.owed.take().context("a gradient that nobody asked for")?;
-        self.slot.copy_to(0, &mut self.bytes)?;
-        let (header, body) = self.bytes.split_first_chunk().context("a short slot")?;
-        let header = Header::from_bytes(header);
-        ensure!(written == body.len(), "a gradient of {written} bytes instead of {}", body.len());
+        let mut bytes = [0; Header::LEN];
+        self.header.copy_to(0, &mut bytes)?;
+        let header = Header::from_bytes(&bytes);
+        ensure!(written == GRADIENT_LEN, "a gradient of {written} bytes instead of {GRADIENT_LEN}");
         ensure!(
             immediate == ticket as u32 && header.ticket == ticket,
             "a gradient for ticket {} with the immediate {immediate}, not for {ticket}",
@@ -154,17 +160,11 @@ impl Seat {
             header.samples,
             self.welcome.batch
         );
-        let mut gradient = model::zeroed();
-        floats_from_bytes(body, &mut gradient[..]);
+        let Taken { gradient, norm, loss } = self.slot.take().await?;
         // NaN is in neither range.
-        ensure!(
-            (0.0..=MOST_LOSS).contains(&header.loss),
-            "a loss of {}, the limits are 0 and {MOST_LOSS}; lower --rate",
-            header.loss
-        );
-        let norm = gradient.iter().map(|it| f64::from(*it).powi(2)).sum::<f64>().sqrt();
+        ensure!((0.0..=MOST_LOSS).contains(&loss), "a loss of {loss}, the limits are 0 and {MOST_LOSS}; lower --rate");
         ensure!(norm <= MOST_NORM, "a gradient of the length {norm:.0}, the limit is {MOST_NORM}; lower --rate");
-        let event = Event::Delivered { worker: self.worker, header, gradient };
+        let event = Event::Delivered { worker: self.worker, header, loss, gradient };
         self.events.send(event).await.ok().context("the training has ended")
     }
 
@@ -183,7 +183,8 @@ mod tests {
     use tokio_rdma::{Device, Listener};
 
     use super::*;
-    use crate::wire::GRADIENT_LEN;
+    use crate::compute::CpuKeeper;
+    use crate::model::{self, PARAMETERS};
 
     const SOON: Duration = Duration::from_secs(20);
 
@@ -193,7 +194,7 @@ mod tests {
         orders: tokio_rdma::messages::Receiver,
         welcome: Welcome,
         commands: UnboundedSender<Command>,
-        events: Receiver<Event>,
+        events: Receiver<Event<Box<[f32; PARAMETERS]>>>,
     }
 
     impl Played {
@@ -219,14 +220,14 @@ mod tests {
             it
         }
 
-        async fn push(&self, header: Header, gradient: &[f32], immediate: u32) {
-            let mut bytes = vec![0; size_of_val(gradient)];
-            crate::wire::floats_to_bytes(gradient, &mut bytes);
-            let (pd, slot) = (self.connection.domain(), self.welcome.slot);
+        async fn push(&self, header: Header, loss: f32, gradient: &[f32], immediate: u32) {
+            let mut bytes = vec![0; size_of_val(gradient) + size_of::<f32>()];
+            crate::wire::floats_to_bytes(&[gradient, &[loss]].concat(), &mut bytes);
+            let pd = self.connection.domain();
             let header = pd.register(header.to_bytes().to_vec()).unwrap();
-            self.connection.write(header, &slot).await.unwrap();
-            let (body, at) = (pd.register(bytes).unwrap(), slot.slice(Header::LEN as u64..).unwrap());
-            self.connection.write_with_immediate(body, &at, immediate).await.unwrap();
+            self.connection.write(header, &self.welcome.header).await.unwrap();
+            let (body, to) = (pd.register(bytes).unwrap(), &self.welcome.gradient);
+            self.connection.write_with_immediate(body, to, immediate).await.unwrap();
         }
 
         /// Why the seat was given up.
@@ -249,9 +250,10 @@ mod tests {
         tokio::try_join!(connecting, listener.accept()).unwrap()
     }
 
-    fn terms(connection: &Connection, patience: Duration) -> Terms {
-        let published = connection.domain().alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
-        Terms { seed: 1, batch: 32, published, patience }
+    fn terms(connection: &Connection, patience: Duration) -> Terms<CpuKeeper> {
+        let region = || connection.domain().alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
+        let published = Published { stamps: region(), copies: region() };
+        Terms { keeper: Arc::new(CpuKeeper), seed: 1, batch: 32, published, patience }
     }
 
     async fn order(orders: &mut tokio_rdma::messages::Receiver) -> Order {
@@ -262,18 +264,18 @@ mod tests {
     const TICKET: u64 = (1 << 32) + 5;
 
     fn header() -> Header {
-        Header { ticket: TICKET, base: 3, loss: 0.5, samples: 32, pulled: 9, repeated: 1 }
+        Header { ticket: TICKET, base: 3, samples: 32, pulled: 9, repeated: 1 }
     }
 
     #[tokio::test]
     async fn a_gradient_arrives_as_it_was_pushed() {
         let mut it = Played::with_work().await;
         let gradient: Vec<f32> = (0..PARAMETERS).map(|index| index as f32 / PARAMETERS as f32).collect();
-        it.push(header(), &gradient, TICKET as u32).await;
-        let Some(Event::Delivered { worker: 7, header: arrived, gradient: same }) = it.events.recv().await else {
+        it.push(header(), 0.5, &gradient, TICKET as u32).await;
+        let Some(Event::Delivered { worker: 7, header: arrived, loss, gradient: same }) = it.events.recv().await else {
             panic!("no gradient")
         };
-        assert_eq!((arrived, &same[..]), (header(), &gradient[..]));
+        assert_eq!((arrived, loss, &same[..]), (header(), 0.5, &gradient[..]));
         drop(it.commands);
         assert_eq!(order(&mut it.orders).await, Order::Finish);
     }
@@ -310,21 +312,21 @@ mod tests {
         infinite[100] = f32::INFINITY;
         let (mut nonsense, mut not) = (good.clone(), good.clone());
         (nonsense[100], not[100]) = (1e30, f32::NAN);
-        for (header, gradient, immediate, words) in [
-            (header(), &good[..], 6, "with the immediate 6"),
-            (Header { ticket: 9, ..header() }, &good, 5, "for ticket 9"),
-            (Header { samples: 33, ..header() }, &good, 5, "33 samples, the limit is 32"),
-            (Header { samples: 0, ..header() }, &good, 5, "0 samples"),
-            (Header { loss: f32::NAN, ..header() }, &good, 5, "a loss of NaN"),
-            (Header { loss: f32::MAX, ..header() }, &good, 5, "a loss of 340"),
-            (Header { loss: -0.5, ..header() }, &good, 5, "a loss of -0.5"),
-            (header(), &infinite, 5, "of the length inf"),
-            (header(), &nonsense, 5, "of the length 1000"),
-            (header(), &not, 5, "of the length NaN"),
-            (header(), &good[1..], 5, &format!("{} bytes instead of {GRADIENT_LEN}", GRADIENT_LEN - 4)),
+        for (header, loss, gradient, immediate, words) in [
+            (header(), 0.5, &good[..], 6, "with the immediate 6"),
+            (Header { ticket: 9, ..header() }, 0.5, &good, 5, "for ticket 9"),
+            (Header { samples: 33, ..header() }, 0.5, &good, 5, "33 samples, the limit is 32"),
+            (Header { samples: 0, ..header() }, 0.5, &good, 5, "0 samples"),
+            (header(), f32::NAN, &good, 5, "a loss of NaN"),
+            (header(), f32::MAX, &good, 5, "a loss of 340"),
+            (header(), -0.5, &good, 5, "a loss of -0.5"),
+            (header(), 0.5, &infinite, 5, "of the length inf"),
+            (header(), 0.5, &nonsense, 5, "of the length 1000"),
+            (header(), 0.5, &not, 5, "of the length NaN"),
+            (header(), 0.5, &good[1..], 5, &format!("{} bytes instead of {GRADIENT_LEN}", GRADIENT_LEN - 4)),
         ] {
             let it = Played::with_work().await;
-            it.push(header, gradient, immediate).await;
+            it.push(header, loss, gradient, immediate).await;
             let why = it.left().await;
             assert!(why.contains(words), "{words}: {why}");
         }
@@ -333,7 +335,7 @@ mod tests {
     #[tokio::test]
     async fn what_nobody_asked_for_ends_the_seat() {
         let it = Played::new(SOON).await;
-        it.push(header(), &[0.0; PARAMETERS], 5).await;
+        it.push(header(), 0.5, &[0.0; PARAMETERS], 5).await;
         assert!(it.left().await.contains("nobody asked for"));
 
         let it = Played::with_work().await;
