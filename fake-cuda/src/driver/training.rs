@@ -110,10 +110,10 @@ impl Launch {
 /// Adds a sample's share of the gradient and of the loss.
 fn add_sample(gradient: &mut [f32], parameters: &[f32], pixels: &[f32], class: usize, share: f32) {
     let mut hidden: Vec<f32> = parameters[BIASES1..WEIGHTS2].to_vec();
-    for (neuron, sum) in hidden.iter_mut().enumerate() {
-        *sum += (0..PIXELS).map(|pixel| pixels[pixel] * parameters[pixel * HIDDEN + neuron]).sum::<f32>();
-        *sum = sum.max(0.0);
+    for (pixel, weights) in pixels.iter().zip(parameters[..BIASES1].chunks_exact(HIDDEN)) {
+        hidden.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += pixel * weight);
     }
+    hidden.iter_mut().for_each(|sum| *sum = sum.max(0.0));
     let weight2 = |neuron: usize, output: usize| parameters[WEIGHTS2 + neuron * CLASSES + output];
     let score = |output: usize| -> f32 {
         parameters[BIASES2 + output] + (0..HIDDEN).map(|neuron| hidden[neuron] * weight2(neuron, output)).sum::<f32>()
@@ -123,17 +123,18 @@ fn add_sample(gradient: &mut [f32], parameters: &[f32], pixels: &[f32], class: u
     let powers: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
     let sum: f32 = powers.iter().sum();
     gradient[PARAMETERS] += share * (sum.ln() - (scores[class] - largest));
+    let mut back = [0.0; HIDDEN];
     for output in 0..CLASSES {
         let error = share * (powers[output] / sum - f32::from(output == class));
         gradient[BIASES2 + output] += error;
         for neuron in (0..HIDDEN).filter(|neuron| hidden[*neuron] > 0.0) {
             gradient[WEIGHTS2 + neuron * CLASSES + output] += hidden[neuron] * error;
-            let back = weight2(neuron, output) * error;
-            gradient[BIASES1 + neuron] += back;
-            for pixel in (0..PIXELS).filter(|pixel| pixels[*pixel] != 0.0) {
-                gradient[pixel * HIDDEN + neuron] += pixels[pixel] * back;
-            }
+            back[neuron] += weight2(neuron, output) * error;
         }
+    }
+    gradient[BIASES1..WEIGHTS2].iter_mut().zip(&back).for_each(|(sum, back)| *sum += back);
+    for (pixel, row) in pixels.iter().zip(gradient[..BIASES1].chunks_exact_mut(HIDDEN)) {
+        row.iter_mut().zip(&back).for_each(|(sum, back)| *sum += pixel * back);
     }
 }
 

@@ -1,159 +1,22 @@
 //! The parameter server, as its user starts it: whole trainings, and what is left of one when its processes are killed.
 
-#[path = "common/example.rs"]
+#[path = "../common/example.rs"]
 mod example;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod site;
 
-use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Output, Stdio};
-use std::time::Duration;
+use std::path::Path;
+use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::Command;
 use tokio::time::timeout;
 use tokio_rdma::{Connection, Device};
 
-/// The share of held-out pictures that every training here gets right.
-const ENOUGH: f64 = 0.95;
-
-/// Enough for that, in a debug build on a small machine. An epoch has 45 batches of 32.
-const EPOCHS: u64 = 16;
-const BATCHES: u64 = EPOCHS * 45;
-
-/// No step of any test takes so long.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// One training's processes find each other in a folder.
-struct Site {
-    program: PathBuf,
-    folder: tempfile::TempDir,
-}
-
-impl Site {
-    fn new() -> Option<Self> {
-        Some(Self { program: example::build("parameter_server")?, folder: tempfile::tempdir().unwrap() })
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(arguments.split_whitespace()).current_dir(&self.folder).env("TOKIO_RDMA_DEVICE", "soft0");
-        command.kill_on_drop(true).stdin(Stdio::null());
-        command
-    }
-
-    fn server(&self, arguments: &str) -> Process {
-        let common = format!("--role server --address unix:socket --epochs {EPOCHS} --log-every 1 --rate 0.2");
-        Process::start(self.command(&format!("{common} {arguments}")))
-    }
-
-    fn worker(&self) -> Process {
-        Process::start(self.command("--role worker --address unix:socket --wait 20"))
-    }
-
-    async fn output(&self, arguments: &str) -> Output {
-        timeout(LIMIT, self.command(arguments).output()).await.expect("it takes too long").unwrap()
-    }
-}
-
-struct Process {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-    heard: Vec<String>,
-}
-
-impl Process {
-    fn start(mut command: Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines, heard: Vec::new() }
-    }
-
-    async fn line(&mut self) -> Option<String> {
-        let line = timeout(LIMIT, self.lines.next_line()).await;
-        let line = line.unwrap_or_else(|_| panic!("nothing more after {:?}", self.heard.last())).unwrap()?;
-        self.heard.push(line.clone());
-        Some(line)
-    }
-
-    /// The next line that tells `words`.
-    async fn hear(&mut self, words: &str) -> String {
-        loop {
-            match self.line().await {
-                Some(line) if line.contains(words) => return line,
-                Some(_) => {}
-                None => panic!("no {words:?} at the end of {:#?}", self.heard.iter().rev().take(20).rev()),
-            }
-        }
-    }
-
-    /// Returns when a step from this one on was taken, with its number.
-    async fn hear_step(&mut self, from: u64) -> u64 {
-        loop {
-            let line = self.hear("step ").await;
-            let step = number_after(&line, "step ");
-            if line.starts_with("step ") && step >= from {
-                return step;
-            }
-        }
-    }
-
-    async fn kill(&mut self) {
-        self.child.kill().await.unwrap();
-    }
-
-    fn signal(&self, signal: Signal) {
-        let id = self.child.id().expect("it runs") as i32;
-        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
-    }
-
-    async fn end(mut self) -> (ExitStatus, Vec<String>) {
-        while self.line().await.is_some() {}
-        (timeout(LIMIT, self.child.wait()).await.expect("it does not end").unwrap(), self.heard)
-    }
-
-    /// Its lines; it ended well, with the accuracy that is enough.
-    async fn end_trained(self) -> Vec<String> {
-        let (status, heard) = self.end().await;
-        assert!(status.success(), "{status}: {heard:#?}");
-        assert_trained(&heard);
-        heard
-    }
-}
-
-#[track_caller]
-fn assert_trained(lines: &[String]) {
-    let accuracy = lines.last().and_then(|line| line.strip_prefix("test accuracy ")?.parse::<f64>().ok());
-    assert!(accuracy.is_some_and(|accuracy| accuracy >= ENOUGH), "{lines:#?}");
-}
-
-#[track_caller]
-fn number_after(line: &str, words: &str) -> u64 {
-    let (_, rest) = line.split_once(words).unwrap_or_else(|| panic!("no {words:?} in {line:?}"));
-    let digits = rest.split(|it: char| !it.is_ascii_digit()).next().unwrap();
-    digits.parse().unwrap_or_else(|_| panic!("no number after {words:?} in {line:?}"))
-}
-
-/// Gradients that were applied, as the server says at its end.
-#[track_caller]
-fn gradients(lines: &[String]) -> u64 {
-    let line = lines.iter().find(|line| line.contains(" gradients in ")).expect("the server tells how many");
-    number_after(line, "")
-}
-
-fn count(lines: &[String], words: &str) -> usize {
-    lines.iter().filter(|line| line.contains(words)).count()
-}
-
-async fn assert_ends_well(workers: Vec<Process>) {
-    for worker in workers {
-        let (status, _) = worker.end().await;
-        assert!(status.success(), "a worker: {status}");
-    }
-}
+use self::site::{
+    BATCHES, EPOCHS, LIMIT, Process, Site, assert_ends_well, assert_trained, count, gradients, number_after,
+};
 
 #[tokio::test]
 async fn one_command_trains_with_four_workers() {
@@ -413,5 +276,17 @@ async fn strangers_are_refused_and_wrong_calls_say_why() {
         let complaints = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && complaints.contains(words), "{arguments}: {complaints}");
         assert!(!complaints.contains("panicked"), "{arguments}: {complaints}");
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+#[tokio::test]
+async fn a_program_without_gpus_says_so_when_one_is_asked_for() {
+    let Some(site) = Site::new() else { return };
+    for arguments in ["--compute gpu", "--compute auto --gpus 2", "--role server --compute gpu"] {
+        let output = site.output(arguments).await;
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        let said = complaints.contains("built without the feature cuda");
+        assert!(output.status.code() == Some(2) && said, "{arguments}: {output:?}");
     }
 }
