@@ -31,7 +31,7 @@ def options():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5, help="how long one training is to take, roughly")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long one training is to take, roughly")
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-//! The kernels of the parameter server (`examples/parameter_server/compute/gpu/kernels.cu`), for the CPU.
+//! The kernels of the parameter server (`examples/parameter_server/compute/gpu/kernels/kernels.cu`), for the CPU.
 
 use super::memory::{self, Range};
 use super::{Code, Result};

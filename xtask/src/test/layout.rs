@@ -22,8 +22,9 @@ const UNSAFE_ROOMS: &[&str] = &[
     "src/gpu",
     "tests",
     "benches",
-    // Launches kernels.
+    // Launch kernels.
     "examples/gpu_quickstart",
+    "examples/parameter_server/compute/gpu/kernels",
     "fake-cuda",
     "xtask/canary",
 ];

@@ -7,8 +7,7 @@ use tokio_rdma::gpu::{GpuBuffer, GpuExposedRegion};
 use tokio_rdma::{Access, ProtectionDomain, RemoteRegion};
 
 use super::Gpu;
-use super::kernels::Floats;
-use super::mapped::Mapped;
+use super::kernels::{Floats, Mapped};
 use crate::compute::{Copies, Keeper, Slot, Taken};
 use crate::model::{self, PARAMETERS};
 use crate::published::Layout;

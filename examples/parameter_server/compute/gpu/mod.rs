@@ -14,16 +14,14 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `kernels.cu`, `kernels.ptx`, `make_ptx.py` | the kernels, and how the one was made of the other |
-//! | `kernels` | loading and launching them; the one place with unsafe code |
-//! | `mapped` | a few words of the host's memory that kernels reach |
+//! | `kernels/kernels.cu`, `kernels.ptx`, `make_ptx.py` | the kernels' text, and how the one was made of the other |
+//! | `kernels` | loading and launching them, and memory that they reach; the one place with unsafe code |
 //! | `worker`, `keeper` | the two sides |
 //! | `check` | that a GPU computes what the CPU does |
 
 mod check;
 mod keeper;
 mod kernels;
-mod mapped;
 mod worker;
 
 pub use self::check::check_kernels;

@@ -2,6 +2,10 @@
 // That is unsafe in cudarc: only the kernel's text knows what its arguments are.
 #![allow(unsafe_code)]
 
+mod mapped;
+
+pub use self::mapped::Mapped;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +14,6 @@ use cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr, LaunchConfi
 use cudarc::nvrtc::Ptx;
 use tokio_rdma::gpu::{GpuRead, GpuWrite};
 
-use super::mapped::Mapped;
 use crate::digits::{PIXELS, Sample};
 use crate::model::PARAMETERS;
 use crate::wire::GRADIENT;
