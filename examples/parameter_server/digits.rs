@@ -74,6 +74,7 @@ pub struct Batches {
 #[derive(Clone, Debug)]
 pub struct Batch<'a> {
     /// Seed and epoch. Whatever has the same ones has the same order.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub epoch: (u64, u64),
     /// Indices of all samples, as the epoch goes through them.
     pub order: &'a [u32],

@@ -1,7 +1,7 @@
 // The model on a GPU. All arguments are 8 bytes long; addresses are the device's, also of host memory that it reaches.
 //
 // `kernels.ptx` beside this file is made of it, for compute capability 7.0 and everything newer, by `make_ptx.py` beside it with NVRTC 11.8,
-// which needs no GPU. Its PTX ISA is 7.8: drivers from CUDA 11.8 on take it.
+// which needs no GPU. It is PTX 7.0, which drivers of CUDA 11.0 and later take.
 //
 // Each number is summed up by one thread, over samples or gradients in their order, and no two threads add to one place. So what comes out
 // depends on what went in, and on nothing else.
