@@ -188,21 +188,25 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
+    fn cpu() -> Arc<CpuKeeper> {
+        Arc::new(CpuKeeper)
+    }
+
     /// A seat, and the worker in it, which the test plays.
-    struct Played {
+    struct Played<G> {
         connection: Connection,
         orders: tokio_rdma::messages::Receiver,
         welcome: Welcome,
         commands: UnboundedSender<Command>,
-        events: Receiver<Event<Box<[f32; PARAMETERS]>>>,
+        events: Receiver<Event<G>>,
     }
 
-    impl Played {
-        async fn new(patience: Duration) -> Self {
+    impl<G: Send + 'static> Played<G> {
+        async fn new(keeper: &Arc<impl Keeper<Gradient = G>>, patience: Duration) -> Self {
             let (connection, server) = connected().await;
             let (sender, mut events) = channel(8);
             let mut orders = connection.receiver(4, Order::MAX_LEN).unwrap();
-            tokio::spawn(serve(7, server, terms(&connection, patience), sender));
+            tokio::spawn(serve(7, server, terms(keeper, &connection, patience), sender));
             let Some(Event::Joined { worker: 7, greeting, commands }) = events.recv().await else {
                 panic!("it did not join")
             };
@@ -212,8 +216,8 @@ mod tests {
         }
 
         /// Has a ticket from here on.
-        async fn with_work() -> Self {
-            let mut it = Self::new(SOON).await;
+        async fn with_work(keeper: &Arc<impl Keeper<Gradient = G>>) -> Self {
+            let mut it = Self::new(keeper, SOON).await;
             let work = Work { ticket: TICKET, version: 3 };
             it.commands.send(Command::Work(work)).unwrap();
             assert_eq!(order(&mut it.orders).await, Order::Work(work));
@@ -250,10 +254,10 @@ mod tests {
         tokio::try_join!(connecting, listener.accept()).unwrap()
     }
 
-    fn terms(connection: &Connection, patience: Duration) -> Terms<CpuKeeper> {
+    fn terms<K: Keeper>(keeper: &Arc<K>, connection: &Connection, patience: Duration) -> Terms<K> {
         let region = || connection.domain().alloc(8).unwrap().expose(Access::REMOTE_READ).unwrap().remote();
         let published = Published { stamps: region(), copies: region() };
-        Terms { keeper: Arc::new(CpuKeeper), seed: 1, batch: 32, published, patience }
+        Terms { keeper: keeper.clone(), seed: 1, batch: 32, published, patience }
     }
 
     async fn order(orders: &mut tokio_rdma::messages::Receiver) -> Order {
@@ -269,7 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_gradient_arrives_as_it_was_pushed() {
-        let mut it = Played::with_work().await;
+        let mut it = Played::with_work(&cpu()).await;
         let gradient: Vec<f32> = (0..PARAMETERS).map(|index| index as f32 / PARAMETERS as f32).collect();
         it.push(header(), 0.5, &gradient, TICKET as u32).await;
         let Some(Event::Delivered { worker: 7, header: arrived, loss, gradient: same }) = it.events.recv().await else {
@@ -286,7 +290,7 @@ mod tests {
         let mut orders = connection.receiver(4, Order::MAX_LEN).unwrap();
         let (sender, events) = channel(8);
         drop(events);
-        tokio::spawn(serve(7, server, terms(&connection, SOON), sender));
+        tokio::spawn(serve(7, server, terms(&cpu(), &connection, SOON), sender));
         assert!(matches!(order(&mut orders).await, Order::Welcome(_)));
         assert_eq!(order(&mut orders).await, Order::Finish);
     }
@@ -307,6 +311,20 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_wrong_ends_the_seat_and_is_said() {
+        try_what_is_wrong(&cpu()).await;
+    }
+
+    /// On the stand-in for its driver where there is no GPU.
+    #[cfg(feature = "cuda")]
+    #[tokio::test]
+    async fn what_is_wrong_is_noticed_by_a_gpu_as_well() {
+        // Where a real driver would be found instead, it says so, and that one will do.
+        let _ = fake_cuda::load();
+        let gpu = crate::compute::Gpu::open(0).unwrap();
+        try_what_is_wrong(&Arc::new(crate::compute::GpuKeeper::new(gpu))).await;
+    }
+
+    async fn try_what_is_wrong(keeper: &Arc<impl Keeper>) {
         let good = vec![0.0; PARAMETERS];
         let mut infinite = good.clone();
         infinite[100] = f32::INFINITY;
@@ -325,7 +343,7 @@ mod tests {
             (header(), 0.5, &not, 5, "of the length NaN"),
             (header(), 0.5, &good[1..], 5, &format!("{} bytes instead of {GRADIENT_LEN}", GRADIENT_LEN - 4)),
         ] {
-            let it = Played::with_work().await;
+            let it = Played::with_work(keeper).await;
             it.push(header, loss, gradient, immediate).await;
             let why = it.left().await;
             assert!(why.contains(words), "{words}: {why}");
@@ -334,23 +352,23 @@ mod tests {
 
     #[tokio::test]
     async fn what_nobody_asked_for_ends_the_seat() {
-        let it = Played::new(SOON).await;
+        let it = Played::new(&cpu(), SOON).await;
         it.push(header(), 0.5, &[0.0; PARAMETERS], 5).await;
         assert!(it.left().await.contains("nobody asked for"));
 
-        let it = Played::with_work().await;
+        let it = Played::with_work(&cpu()).await;
         it.connection.send(it.connection.domain().register(vec![1]).unwrap()).await.unwrap();
         assert!(it.left().await.contains("a message instead of a gradient"));
     }
 
     #[tokio::test]
     async fn a_worker_that_is_late_or_gone_loses_its_seat() {
-        let mut it = Played::new(Duration::from_millis(50)).await;
+        let mut it = Played::new(&cpu(), Duration::from_millis(50)).await;
         it.commands.send(Command::Work(Work { ticket: 1, version: 0 })).unwrap();
         order(&mut it.orders).await;
         assert!(it.left().await.contains("no gradient within 50ms"));
 
-        let it = Played::with_work().await;
+        let it = Played::with_work(&cpu()).await;
         it.connection.close().await;
         assert!(it.left().await.contains("its connection ended"));
     }
