@@ -20,7 +20,7 @@ const START: Duration = Duration::from_secs(20);
 /// How long workers may take to end after the server has, and the server after them or after it was told to.
 const END: Duration = Duration::from_secs(10);
 
-/// The number of a worker, and how it ended.
+/// The number of a worker process, and how it ended.
 type Ended = (usize, std::io::Result<ExitStatus>);
 
 /// Runs a whole training, with the arguments that this process got. Whatever becomes of this process, the others end with it: each
@@ -28,11 +28,13 @@ type Ended = (usize, std::io::Result<ExitStatus>);
 pub async fn run(options: &Options) -> Result<()> {
     let (mut server, address) = Server::start(arguments("server"), START).await?;
     let mut workers = JoinSet::new();
-    for number in 0..options.workers {
+    for number in 0..options.workers.div_ceil(options.per_process) {
         let mut command = Command::new(std::env::current_exe().context("find this program's own path")?);
         // Takes the place of one that was given here, which is the server's.
         let gpu = number % options.gpus.unwrap_or(1) + options.gpu;
-        command.args(arguments("worker")).arg("--address").arg(address.to_string()).arg(format!("--gpu={gpu}"));
+        let together = options.per_process.min(options.workers - number * options.per_process);
+        command.args(arguments("worker")).arg("--address").arg(address.to_string());
+        command.args([format!("--gpu={gpu}"), format!("--per-process={together}")]);
         let mut worker = command.kill_on_drop(true).stdin(Stdio::piped()).spawn().context("start a worker")?;
         workers.spawn(async move {
             // Waiting closes it otherwise.

@@ -38,6 +38,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Parser;
+use tokio::task::JoinSet;
 
 use crate::compute::{Choice, Cpu, CpuKeeper, Kind, NotThere, check_gpus, choose};
 use crate::digits::Digits;
@@ -77,18 +78,35 @@ async fn serve(options: &Options) -> Result<()> {
 }
 
 async fn work(options: &Options) -> Result<()> {
-    let samples = Digits::load()?.training.len();
-    let work = async {
-        match choose(options.compute, options.gpu)? {
-            Choice::Cpu => worker::run(options, Cpu::new()?, samples).await,
-            #[cfg(feature = "cuda")]
-            Choice::Gpu(gpu) => worker::run(options, compute::GpuWorker::new(gpu)?, samples).await,
-        }
-    };
     tokio::select! {
-        outcome = work => outcome,
+        outcome = work_together(options) => outcome,
         () = options.let_go() => bail!("whoever started this worker is gone"),
     }
+}
+
+/// As many workers as share a process. When one has failed, they end.
+async fn work_together(options: &Options) -> Result<()> {
+    let samples = Digits::load()?.training.len();
+    let choice = choose(options.compute, options.gpu)?;
+    let mut workers = JoinSet::new();
+    for _ in 0..options.per_process {
+        let options = options.clone();
+        match &choice {
+            Choice::Cpu => {
+                let compute = Cpu::new()?;
+                workers.spawn(async move { worker::run(&options, compute, samples).await });
+            }
+            #[cfg(feature = "cuda")]
+            Choice::Gpu(gpu) => {
+                let compute = compute::GpuWorker::new(gpu)?;
+                workers.spawn(async move { worker::run(&options, compute, samples).await });
+            }
+        }
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended??;
+    }
+    Ok(())
 }
 
 async fn check(options: &Options) -> Result<()> {

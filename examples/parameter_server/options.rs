@@ -82,6 +82,10 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=64))]
     pub gpus: Option<usize>,
 
+    /// How many workers share a process, and end with it. Processes that share a GPU take turns on it, workers of one process do not
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
+    pub per_process: usize,
+
     /// The number of the GPU to compute on
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub gpu: usize,

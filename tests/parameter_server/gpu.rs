@@ -26,8 +26,8 @@ async fn one_command_trains_on_gpus_and_comes_out_the_same_each_time() {
     let gpus = gpus(&site);
     let arguments = format!("--workers 4 --gpus {gpus} --epochs {EPOCHS} --rate 0.2 --log-every 1");
     let mut losses = Vec::new();
-    for _ in 0..2 {
-        let output = site.output(&arguments).await;
+    for more in ["", "--per-process 2"] {
+        let output = site.output(&format!("{arguments} {more}")).await;
         let (text, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{text}{complaints}");
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();

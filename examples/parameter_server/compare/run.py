@@ -4,7 +4,8 @@
     python3 run.py target/release/examples/parameter_server
 
 Needs python3 with PyTorch, `torch_allreduce.py` beside this file, and the data. Takes about a minute. All train the same model on the same
-digits with the same batch, rate and number of workers, each worker a process of its own. In each round each of them has its turn; what is printed is
+digits with the same batch, rate and number of workers, each worker a process of its own unless it says
+otherwise. In each round each of them has its turn; what is printed is
 the median of the rounds, with the lowest and the highest, and the ratio to PyTorch's gloo, the faster of its two ways.
 """
 
@@ -31,7 +32,7 @@ def options():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long one training is to take, roughly")
+    parser.add_argument("--seconds", type=float, default=0.8, help="how long one training is to take, roughly")
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()
 
@@ -39,8 +40,8 @@ def options():
 class Ours:
     """A training by the parameter server, as many epochs as fill the time."""
 
-    def __init__(self, given, compute):
-        self.given, self.compute = given, compute
+    def __init__(self, given, compute, *more):
+        self.given, self.compute, self.more = given, compute, more
         self.epochs = 100
 
     def run(self):
@@ -49,6 +50,7 @@ class Ours:
         command += ["--rate", given.rate, "--epochs", self.epochs, "--log-every", 1_000_000]
         if self.compute == "gpu":
             command += ["--gpus", given.gpus]
+        command += self.more
         environment = {"TOKIO_RDMA_DEVICE": "soft0", "TOKIO_RDMA_LINK": "auto"} | os.environ
         done = subprocess.run(
             [str(it) for it in command], capture_output=True, text=True, timeout=LIMIT, env=environment
@@ -105,6 +107,9 @@ def main():
         if given.gpus >= given.workers:
             contenders["PyTorch, nccl"] = Torch(given, "--backend", "nccl", *spread)
         contenders["parameter server, GPU"] = Ours(given, "gpu")
+        # Processes take turns on a GPU; workers of one process do not.
+        together = -(-given.workers // given.gpus)
+        contenders["parameter server, GPU, one worker process a GPU"] = Ours(given, "gpu", "--per-process", together)
     else:
         contenders["PyTorch, gloo, CPU"] = Torch(given, "--backend", "gloo", "--gpus", 0)
     contenders["parameter server, CPU"] = Ours(given, "cpu")

@@ -21,11 +21,11 @@ use crate::digits::Batch;
 use crate::model::PARAMETERS;
 
 /// A processor that computes gradients, for a worker.
-pub trait Compute {
+pub trait Compute: Send {
     /// Memory that parameters are read into, little-endian `f32`s.
-    type Parameters: TargetBuffer;
+    type Parameters: TargetBuffer + Send;
     /// Memory that a gradient with its loss is written from, little-endian `f32`s.
-    type Gradient: SourceBuffer;
+    type Gradient: SourceBuffer + Send;
 
     /// Its name, for people.
     fn name(&self) -> String;

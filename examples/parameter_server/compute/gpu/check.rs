@@ -24,7 +24,7 @@ const ROUNDS: u32 = 500;
 pub async fn check_kernels(device: &Device, gpu: Gpu) -> Result<()> {
     let domain = device.alloc_pd()?;
     let digits = Digits::load()?;
-    let (mut worker, keeper) = (GpuWorker::new(gpu.clone())?, GpuKeeper::new(gpu));
+    let (mut worker, keeper) = (GpuWorker::new(&gpu)?, GpuKeeper::new(gpu));
     let (mut parameters, mut gradient) = worker.alloc(&domain)?;
     let mut worst = 0.0f32;
     for (seed, samples) in [(1, 1), (2, 16), (3, 31), (4, 32), (5, 33), (6, 500), (7, 1024)] {

@@ -9,8 +9,8 @@
 //!    gradient, loss  ───────────────── Write ───▶  slot  ── kernel: take ──▶  taken, measured
 //! ```
 //!
-//! No thread waits for the GPU: an operation awaits the kernel that writes what it takes, and the server awaits events. All of a process's
-//! kernels go to one stream, so each finds what the ones before it wrote.
+//! No thread waits for the GPU: an operation awaits the kernel that writes what it takes, and the server awaits events. All kernels of a worker,
+//! and all of the server, go to one stream, so each finds what the ones before it wrote.
 //!
 //! | file | what |
 //! |---|---|
@@ -50,6 +50,13 @@ impl Gpu {
         let stream = device.context().new_stream().context("make a stream of the GPU")?;
         let kernels = Arc::new(Kernels::load(&stream)?);
         Ok(Self { device, stream, kernels })
+    }
+
+    /// The same GPU with a stream of its own, for work that does not wait for this one's.
+    fn another(&self) -> Result<Self> {
+        let stream = self.device.context().new_stream().context("make a stream of the GPU")?;
+        let kernels = Arc::new(self.kernels.on(&stream));
+        Ok(Self { device: self.device.clone(), stream, kernels })
     }
 
     /// For people.

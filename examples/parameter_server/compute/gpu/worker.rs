@@ -19,7 +19,9 @@ pub struct GpuWorker {
 
 impl GpuWorker {
     /// With all samples in the GPU's memory: what a batch is, is a range of the epoch's order, which goes there once in an epoch.
-    pub fn new(gpu: Gpu) -> Result<Self> {
+    /// Its kernels do not wait for those of others.
+    pub fn new(gpu: &Gpu) -> Result<Self> {
+        let gpu = gpu.another()?;
         let samples = Samples::upload(&gpu.stream, &Digits::load()?.training)?;
         Ok(Self { gpu, samples, epoch: None })
     }

@@ -25,6 +25,7 @@ const GRADIENT_THREADS: u32 = 512;
 const TAKE_THREADS: u32 = 1024;
 const DESCEND_THREADS: u32 = 128;
 
+#[derive(Clone)]
 pub struct Kernels {
     stream: Arc<CudaStream>,
     gradient: CudaFunction,
@@ -43,6 +44,11 @@ impl Kernels {
             take: function("take")?,
             descend: function("descend")?,
         })
+    }
+
+    /// The same for launches on another stream of the same context.
+    pub fn on(&self, stream: &Arc<CudaStream>) -> Self {
+        Self { stream: stream.clone(), ..self.clone() }
     }
 
     /// Computes the gradient of those samples that are in this part of the order, and the loss behind it.
