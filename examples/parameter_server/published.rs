@@ -161,21 +161,29 @@ impl Puller {
     }
 
     /// Reads the latest version into the whole of `into`; the one that the server has told of, if it is still there.
-    pub async fn pull<B: TargetBuffer>(&mut self, told: u64, mut into: B) -> Result<(u64, B)> {
+    ///
+    /// What can be thrown away may be begun with bytes of which it is not known yet whether they are whole. If they are not, it is begun again.
+    pub async fn pull<B: TargetBuffer>(
+        &mut self,
+        told: u64,
+        mut into: B,
+        mut begin: impl FnMut(&B) -> Result<()>,
+    ) -> Result<(u64, B)> {
         let mut told = Some(told);
         for _ in 0..ATTEMPTS {
             let version;
-            (version, into) = self.attempt(told.take(), into).await?;
-            match version {
-                Some(version) => return Ok((version, into)),
-                None => self.repeated += 1,
+            (version, into) = self.copy(told.take(), into).await?;
+            begin(&into)?;
+            if self.is_whole(version).await? {
+                return Ok((version, into));
             }
+            self.repeated += 1;
         }
         bail!("pull: the server replaced the parameters {ATTEMPTS} times while they were read; give it fewer workers")
     }
 
-    /// One pull; no version if the bytes are not whole.
-    async fn attempt<B: TargetBuffer>(&mut self, told: Option<u64>, into: B) -> Result<(Option<u64>, B)> {
+    /// R1, unless the server has told of a version, and R2.
+    async fn copy<B: TargetBuffer>(&mut self, told: Option<u64>, into: B) -> Result<(u64, B)> {
         let version = match told {
             Some(version) => version,
             None => self.word(LATEST).await?,
@@ -183,8 +191,12 @@ impl Puller {
         let start = self.layout.copy(version);
         let copy = self.published.copies.slice(start..start + self.layout.len)?;
         let into = self.connection.read(into, &copy).await.map_err(tokio_rdma::Error::from)?;
-        let found = self.word(stamp(version)).await?;
-        Ok(((found == version).then_some(version), into))
+        Ok((version, into))
+    }
+
+    /// R3: whether a copy is what it was said to be.
+    async fn is_whole(&mut self, version: u64) -> Result<bool> {
+        Ok(self.word(stamp(version)).await? == version)
     }
 
     async fn word(&mut self, at: u64) -> Result<u64> {
@@ -406,11 +418,11 @@ mod tests {
             // Every other time a version that was there, and mostly is not any more.
             let told = (pulls % 2 == 1).then_some(last);
             pulls += 1;
-            (version, buffer) = puller.attempt(told, buffer).await.unwrap();
-            let Some(version) = version else {
+            (version, buffer) = puller.copy(told, buffer).await.unwrap();
+            if !puller.is_whole(version).await.unwrap() {
                 counts.replaced.fetch_add(1, Ordering::Relaxed);
                 continue;
-            };
+            }
             counts.whole.fetch_add(1, Ordering::Relaxed);
             if version < last {
                 return Some(format!("version {version} after {last}"));

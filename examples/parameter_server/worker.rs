@@ -139,12 +139,13 @@ impl<C: Compute> Session<C> {
     async fn carry_out(&mut self, work: Work, compute: &mut C) -> Result<()> {
         let Work { ticket, version } = work;
         let (parameters, mut gradient) = self.memory.take().context("an earlier gradient was not finished")?;
-        let (base, parameters) = self.puller.pull(version, parameters).await?;
+        let batch = self.batches.of(ticket);
+        let begin = |parameters: &C::Parameters| compute.begin(parameters, &batch, &mut gradient);
+        let (base, parameters) = self.puller.pull(version, parameters, begin).await?;
         ensure!(base >= version, "pull: version {base}, and the server promised {version}");
         self.pulled += PARAMETERS_LEN as u64;
 
-        let batch = self.batches.of(ticket);
-        compute.gradient(&parameters, &batch, &mut gradient)?;
+        compute.finish(&parameters, &batch, &mut gradient)?;
         let (samples, repeated) = (batch.range.len() as u32, self.puller.repeated);
         let gradient = self.push(Header { ticket, base, samples, pulled: self.pulled, repeated }, gradient).await?;
         self.memory = Some((parameters, gradient));

@@ -3,10 +3,10 @@
 
     python3 run.py target/release/examples/parameter_server
 
-Needs python3 with PyTorch, `torch_allreduce.py` beside this file, and the data. Takes about a minute. All train the same model on the same
-digits with the same batch, rate and number of workers, each worker a process of its own unless it says
-otherwise. In each round each of them has its turn; what is printed is
-the median of the rounds, with the lowest and the highest, and the ratio to PyTorch's gloo, the faster of its two ways.
+Needs python3 with PyTorch, `torch_allreduce.py` beside this file, and the data. Takes over a minute. All train the same model on the same
+digits with the same batch, rate and number of workers, each worker a process of its own unless it says otherwise. In each round each of
+them has its turn; what is printed is the median of the rounds, with the lowest and the highest, and the ratio to PyTorch's gloo, the
+faster of its two ways.
 """
 
 import argparse

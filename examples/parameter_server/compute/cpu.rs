@@ -35,7 +35,12 @@ impl Compute for Cpu {
         Ok((domain.alloc(PARAMETERS_LEN)?, domain.alloc(GRADIENT_LEN)?))
     }
 
-    fn gradient(&mut self, parameters: &Buffer, batch: &Batch<'_>, gradient: &mut Buffer) -> Result<()> {
+    /// All that there is to do takes the caller's time.
+    fn begin(&mut self, _: &Buffer, _: &Batch<'_>, _: &mut Buffer) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self, parameters: &Buffer, batch: &Batch<'_>, gradient: &mut Buffer) -> Result<()> {
         block_in_place(|| {
             floats_from_bytes(parameters, &mut self.parameters[..]);
             let samples = batch.indices().map(|index| &self.samples[index]);

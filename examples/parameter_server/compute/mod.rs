@@ -32,14 +32,13 @@ pub trait Compute: Send {
 
     fn alloc(&self, domain: &ProtectionDomain) -> Result<(Self::Parameters, Self::Gradient)>;
 
-    /// Sets `gradient` to the mean gradient of the samples' losses and, behind it, their mean loss. What may only have begun when
-    /// this returns is what an operation awaits that takes the memory.
-    fn gradient(
-        &mut self,
-        parameters: &Self::Parameters,
-        batch: &Batch<'_>,
-        gradient: &mut Self::Gradient,
-    ) -> Result<()>;
+    /// Begins with what does not hold up the caller, while it is not known yet whether the parameters are whole. May be called again, with others.
+    fn begin(&mut self, parameters: &Self::Parameters, batch: &Batch<'_>, gradient: &mut Self::Gradient) -> Result<()>;
+
+    /// After [`begin`](Self::begin) with the same: sets `gradient` to the mean gradient of the samples' losses and, behind it, their mean loss.
+    /// Or sees to it: what still runs when this returns is what an operation awaits that takes the memory.
+    fn finish(&mut self, parameters: &Self::Parameters, batch: &Batch<'_>, gradient: &mut Self::Gradient)
+    -> Result<()>;
 }
 
 /// A processor that keeps parameters and takes steps, for the server.

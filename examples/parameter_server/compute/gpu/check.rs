@@ -34,13 +34,13 @@ pub async fn check_kernels(device: &Device, gpu: Gpu) -> Result<()> {
         // The last one of an epoch has fewer samples.
         for ticket in [0, 1, batches.per_epoch() - 1] {
             let batch = batches.of(ticket);
-            worker.gradient(&parameters, &batch, &mut gradient)?;
+            worker.begin(&parameters, &batch, &mut gradient)?;
             let found = get(&worker, &gradient)?;
             let expected = on_cpu(&initial, &digits, &batch);
             worst = worst.max(farthest(&found, &expected));
             ensure!(worst <= TOLERANCE, "batch {ticket} of {samples} samples: it is off by {worst}");
             put(&worker, &mut gradient, &vec![f32::NAN; found.len()])?;
-            worker.gradient(&parameters, &batch, &mut gradient)?;
+            worker.begin(&parameters, &batch, &mut gradient)?;
             ensure!(
                 get(&worker, &gradient)? == found,
                 "batch {ticket} of {samples} samples: it differs when computed again"
@@ -84,7 +84,7 @@ async fn time(
     let mut batches = Batches::new(1438, 32, 1);
     let started = Instant::now();
     for _ in 0..ROUNDS {
-        worker.gradient(parameters, &batches.of(3), gradient)?;
+        worker.begin(parameters, &batches.of(3), gradient)?;
         gradient.idle().await?;
     }
     shown("gradient of 32 samples", started);

@@ -45,7 +45,7 @@ impl Compute for GpuWorker {
         Ok((alloc(PARAMETERS_LEN)?, alloc(GRADIENT_LEN)?))
     }
 
-    fn gradient(&mut self, parameters: &GpuBuffer, batch: &Batch<'_>, gradient: &mut GpuBuffer) -> Result<()> {
+    fn begin(&mut self, parameters: &GpuBuffer, batch: &Batch<'_>, gradient: &mut GpuBuffer) -> Result<()> {
         let Gpu { stream, kernels, .. } = &self.gpu;
         if self.epoch != Some(batch.epoch) {
             self.epoch = None;
@@ -54,5 +54,10 @@ impl Compute for GpuWorker {
         }
         let parameters = parameters.read_on(stream)?;
         kernels.gradient(&parameters, &self.samples, batch.range.clone(), &mut gradient.write_on(stream)?)
+    }
+
+    /// The kernel runs.
+    fn finish(&mut self, _: &GpuBuffer, _: &Batch<'_>, _: &mut GpuBuffer) -> Result<()> {
+        Ok(())
     }
 }
