@@ -65,7 +65,11 @@ pub async fn check_kernels(device: &Device, gpu: Gpu) -> Result<()> {
         initial.iter().zip(one.iter().zip(&other)).map(|(it, (one, other))| it - 0.25 * one - 0.25 * other).collect();
     let off = farthest(&copies.parameters(7)?[..], &expected);
     ensure!(off <= TOLERANCE && copies.parameters(6)? == initial, "a step is off by {off}");
-    ensure!(!copies.descend(8, &[&bad.gradient], 0.25).await?, "parameters that are not finite were not noticed");
+    // More than there is room for at first, and than a block of the kernel has threads.
+    ensure!(copies.descend(8, &[&second.gradient; 130], 1.0 / 1024.0).await?, "a long step ends nowhere");
+    let long: Vec<f32> = copies.parameters(7)?.iter().map(|it| it - 130.0 * 0.5 / 1024.0).collect();
+    ensure!(farthest(&copies.parameters(8)?[..], &long) <= TOLERANCE, "a step with 130 gradients is wrong");
+    ensure!(!copies.descend(9, &[&bad.gradient], 0.25).await?, "parameters that are not finite were not noticed");
     println!("descend: off by {off:.1e} at most; what is not finite is noticed");
 
     time(&mut worker, &parameters, &mut gradient, &mut slot, &mut copies).await
@@ -96,7 +100,7 @@ async fn time(
     shown("take", started);
     let started = Instant::now();
     for version in 0..u64::from(ROUNDS) {
-        copies.descend(10 + version, &[&zeros.gradient; 4], 0.25).await?;
+        copies.descend(11 + version, &[&zeros.gradient; 4], 0.25).await?;
     }
     shown("descend with 4 gradients", started);
     Ok(())

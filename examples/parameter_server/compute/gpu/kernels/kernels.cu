@@ -181,16 +181,27 @@ extern "C" __global__ void __launch_bounds__(1024) take(
     }
 }
 
-// Any number of threads. A step down from the parameters at `from` to those at `to`: `gradients` holds the addresses of `count` gradients, `rate` a float.
-// If a parameter is not finite any more, `broken` gets 1.
-extern "C" __global__ void descend(
+// Blocks of 128 threads, a thread for each parameter. A step down from the parameters at `from` to those at `to`: `gradients` holds the addresses of
+// `count` gradients, `rate` a float. If a parameter is not finite any more, `broken` gets 1.
+extern "C" __global__ void __launch_bounds__(128) descend(
     const float* __restrict__ from, float* __restrict__ to, const u64* __restrict__ gradients, u64 count, u64 rate,
     u64* broken)
 {
+    // The host's memory, where they are, is far away: each block goes there once for many.
+    __shared__ u64 addresses[128];
+    const u32 thread = threadIdx.x;
+    const u32 i = blockIdx.x * 128 + thread;
     const float speed = __uint_as_float((u32)rate);
-    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < PARAMETERS; i += gridDim.x * blockDim.x) {
-        float parameter = from[i];
-        for (u64 g = 0; g < count; g++) parameter -= speed * ((const float*)gradients[g])[i];
+    float parameter = i < PARAMETERS ? from[i] : 0.0f;
+    for (u64 done = 0; done < count; done += 128) {
+        __syncthreads();
+        if (done + thread < count) addresses[thread] = gradients[done + thread];
+        __syncthreads();
+        const int here = (int)(count - done < 128 ? count - done : 128);
+        if (i < PARAMETERS)
+            for (int g = 0; g < here; g++) parameter -= speed * ((const float*)addresses[g])[i];
+    }
+    if (i < PARAMETERS) {
         to[i] = parameter;
         if (!isfinite(parameter)) *broken = 1;
     }
