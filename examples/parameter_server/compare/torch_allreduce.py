@@ -70,6 +70,8 @@ def forward(parameters, x):
 
 def work(rank, options, port, gate, starts, results):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    # All are on this machine, whose name may lead nowhere.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     device, synchronize = torch.device("cpu"), lambda: None
     if options.gpus > 0:
