@@ -133,6 +133,46 @@ fn a_dump_is_shown_as_a_matrix() {
     assert_eq!(machine["matrix"]["levels"][0][1], "PIX");
 }
 
+#[test]
+fn nvlinks_of_a_dump_are_in_its_matrix() {
+    let Some(doctor) = doctor() else { return };
+    let gpu = |bus: &str, nvlinks: &str| {
+        format!(
+            r#"<pci busid="0000:{bus}:00.0" class="0x030200" vendor="0x10de" device="0x20b2" link_speed="16.0 GT/s PCIe" link_width="16">
+              <gpu dev="0" sm="80" rank="0" gdr="1">{nvlinks}</gpu></pci>"#
+        )
+    };
+    let nvlink = |target: &str, count: &str, class: &str| {
+        format!(r#"<nvlink target="0000:{target}:00.0" count="{count}" tclass="{class}"/>"#)
+    };
+    let switches = nvlink("c4", "2", "0x068000") + &nvlink("c5", "10", "0x068000");
+    let straight =
+        |target| nvlink(target, "3", "0x030200") + &nvlink("ee", "-7", "0x030200") + &nvlink("00", "1", "0x060000");
+    let gpus = [
+        gpu("10", &switches),
+        gpu("11", &switches),
+        gpu("12", &straight("13")),
+        gpu("13", &straight("12")),
+        gpu("14", ""),
+    ];
+    let cpu = r#"<cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">"#;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("nvlinks.xml");
+    fs::write(&file, format!("<system version=\"1\">{cpu}{}</cpu></system>", gpus.concat())).unwrap();
+    let mut command = Command::new(doctor.get_program());
+    let machine = parsed(&command.arg("--dump").arg(&file).arg("--json").output().unwrap(), 0);
+    let level = |row: usize, column: usize| machine["matrix"]["levels"][row][column].as_str().unwrap();
+    assert_eq!([level(0, 1), level(1, 0), level(2, 3), level(3, 2)], ["NV12", "NV12", "NV3", "NV3"], "{machine:#}");
+    for far in [level(0, 2), level(1, 3), level(0, 4), level(4, 2)] {
+        assert_eq!(far, "PHB", "{machine:#}");
+    }
+    let first = &machine["gpus"][0]["nvlinks"];
+    assert_eq!((&first["active"], &first["to_switches"]), (&12.into(), &12.into()));
+    assert_eq!(first["sources"][1]["answer"], "10");
+    assert!(first["sources"][1]["asked"].as_str().unwrap().contains("0000:c5:00.0"), "{first}");
+    assert_eq!(machine["gpus"][4]["nvlinks"]["active"], Value::Null);
+}
+
 /// The tree of the dump, as a copy of another machine's `/sys`.
 fn sysfs(folder: &Path) -> PathBuf {
     let root = folder.join("sys");
@@ -251,6 +291,90 @@ mod with_a_driver {
         let source = &finding(&whole, "dma_buf_export")["sources"][0];
         assert_eq!(source["asked"], "cuDeviceGetAttribute(DMA_BUF_SUPPORTED = 124)");
         assert_eq!(source["answer"], "1");
+    }
+
+    /// Between the first two of the report's GPUs, both ways; and the NVLinks of the first.
+    #[track_caller]
+    fn joined(whole: &Value) -> (String, Value) {
+        let levels = &whole["report"]["matrix"]["levels"];
+        assert_eq!(levels[0][1], levels[1][0], "{levels}");
+        (levels[0][1].as_str().unwrap().to_owned(), whole["report"]["gpus"][0]["nvlinks"].clone())
+    }
+
+    #[test]
+    fn nvlinks_are_counted_to_switches_and_straight() {
+        let Some(doctor) = doctor() else { return };
+        for (knobs, cell, active) in [
+            (&[("FAKE_CUDA_NVLINKS", "18")][..], "NV18", 18),
+            (&[("FAKE_CUDA_NVLINKS", "18,12")], "NV12", 18),
+            (&[("FAKE_CUDA_NVLINKS", "4"), ("FAKE_CUDA_NVLINK_KIND", "0")], "NV4", 4),
+            (&[("FAKE_CUDA_NVLINKS", "4,0"), ("FAKE_CUDA_NVLINK_KIND", "0")], "unknown", 4),
+            (&[("FAKE_CUDA_NVLINKS", "18"), ("FAKE_CUDA_NVLINK_STATE", "0")], "unknown", 0),
+            (&[], "unknown", 0),
+        ] {
+            let (found, nvlinks) = joined(&asked(&doctor, knobs));
+            assert_eq!((found.as_str(), &nvlinks["active"]), (cell, &active.into()), "{knobs:?}: {nvlinks:#}");
+        }
+        let driver = fake_cuda::directory(&[]).unwrap();
+        let mut command = Command::new(doctor.get_program());
+        command.env("LD_LIBRARY_PATH", driver.path()).env("FAKE_CUDA_NVLINKS", "18");
+        let text = said(&command.output().unwrap(), 1);
+        let row: Vec<_> = text.lines().find(|line| line.starts_with("GPU0")).unwrap().split_whitespace().collect();
+        assert_eq!(row[..3], ["GPU0", "X", "NV18"], "{text}");
+        assert!(text.contains("NV# joined by # NVLinks") && text.contains(", NVLinks: 18\n"), "{text}");
+        assert!(!text.contains("cannot be told"), "{text}");
+    }
+
+    #[test]
+    fn absurd_nvlinks_are_none() {
+        let Some(doctor) = doctor() else { return };
+        let up = ("FAKE_CUDA_NVLINKS", "3");
+        let long = "0".repeat(100);
+        for (knobs, active) in [
+            (&[up, ("FAKE_CUDA_NVLINK_STATE", "4294967295")][..], Value::Null),
+            (&[up, ("FAKE_CUDA_NVLINK_STATUS", "999")], Value::Null),
+            (&[up, ("FAKE_CUDA_NVLINK_STATUS", "4294967295")], Value::Null),
+            (&[up, ("FAKE_CUDA_NVML_STATUS", "9")], Value::Null),
+            (&[up, ("FAKE_CUDA_NVLINK_KIND", "4294967295")], 3.into()),
+            (&[up, ("FAKE_CUDA_NVLINK_KIND", "0"), ("FAKE_CUDA_NVLINK_ENDS", "")], 3.into()),
+            (&[up, ("FAKE_CUDA_NVLINK_KIND", "0"), ("FAKE_CUDA_NVLINK_ENDS", "0000:ee:00.0")], 3.into()),
+            (&[up, ("FAKE_CUDA_NVLINK_KIND", "0"), ("FAKE_CUDA_NVLINK_ENDS", &long)], 3.into()),
+        ] {
+            let (found, nvlinks) = joined(&asked(&doctor, knobs));
+            assert_eq!((found.as_str(), &nvlinks["active"]), ("unknown", &active), "{knobs:?}: {nvlinks:#}");
+            assert!(!nvlinks["sources"].as_array().unwrap().is_empty(), "{knobs:?}");
+        }
+    }
+
+    #[test]
+    fn without_the_library_or_a_function_of_it_nvlinks_cannot_be_told() {
+        let Some(doctor) = doctor() else { return };
+        let ask = |driver: &Path, arguments: &[&str]| {
+            let mut command = Command::new(doctor.get_program());
+            command.env("LD_LIBRARY_PATH", driver).env("FAKE_CUDA_NVLINKS", "4").env("FAKE_CUDA_NVLINK_KIND", "0");
+            command.args(arguments).output().unwrap()
+        };
+        let (needed, optional) = ("nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemoteDeviceType");
+        let older = fake_cuda::directory(&[optional]).unwrap();
+        let (cell, nvlinks) = joined(&parsed(&ask(older.path(), &["--json"]), 1));
+        assert_eq!(cell, "NV4", "addresses tell of GPUs: {nvlinks:#}");
+
+        let oldest = fake_cuda::directory(&[needed]).unwrap();
+        let (cell, nvlinks) = joined(&parsed(&ask(oldest.path(), &["--json"]), 1));
+        assert_eq!((cell.as_str(), &nvlinks["active"]), ("unknown", &Value::Null));
+        assert!(nvlinks["sources"][0]["answer"].as_str().unwrap().contains(needed), "{nvlinks:#}");
+
+        // A file that is no library, so that none of this machine's own is found.
+        let without = fake_cuda::directory(&[]).unwrap();
+        let library = without.path().join(fake_cuda::MANAGEMENT);
+        fs::remove_file(&library).unwrap();
+        fs::write(&library, "no library").unwrap();
+        let (cell, nvlinks) = joined(&parsed(&ask(without.path(), &["--json"]), 1));
+        assert_eq!((cell.as_str(), &nvlinks["active"]), ("unknown", &Value::Null));
+        assert_eq!(nvlinks["sources"][0]["asked"], fake_cuda::MANAGEMENT);
+        assert!(nvlinks["sources"][0]["answer"].as_str().unwrap().contains("cannot be loaded"), "{nvlinks:#}");
+        let text = said(&ask(without.path(), &[]), 1);
+        assert!(text.contains("NVLinks cannot be told: libnvidia-ml.so.1"), "{text}");
     }
 
     #[test]

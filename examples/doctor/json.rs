@@ -1,7 +1,7 @@
 //! The report for programs. Names are stable; with the crate's feature `serde`, `report` is what serializing it gives.
 
 use serde_json::{Value, json};
-use tokio_rdma::doctor::{Finding, Gpu, GpuDirectReport, Nic, Route};
+use tokio_rdma::doctor::{Finding, Gpu, GpuDirectReport, Nic, Route, Source};
 
 /// The report, what follows from it, and what was measured.
 pub fn whole(report: &GpuDirectReport, figures: Option<&impl serde::Serialize>) -> Value {
@@ -54,6 +54,12 @@ fn gpu(gpu: &Gpu) -> Value {
         "memory_bytes": gpu.memory_bytes,
         "numa_node": gpu.numa_node,
         "cpu_affinity": gpu.cpu_affinity,
+        "nvlinks": {
+            "active": gpu.nvlinks.active,
+            "to_switches": gpu.nvlinks.to_switches,
+            "to_gpus": gpu.nvlinks.to_gpus,
+            "sources": sources(&gpu.nvlinks.sources),
+        },
     })
 }
 
@@ -71,12 +77,15 @@ fn nic(nic: &Nic) -> Value {
 }
 
 fn finding(finding: &Finding) -> Value {
-    let sources = finding.sources.iter().map(|source| json!({ "asked": source.asked, "answer": source.answer }));
     json!({
         "link": finding.link.name(),
         "status": finding.status.name(),
         "value": finding.value,
-        "sources": sources.collect::<Vec<_>>(),
+        "sources": sources(&finding.sources),
         "advice": finding.advice,
     })
+}
+
+fn sources(sources: &[Source]) -> Vec<Value> {
+    sources.iter().map(|source| json!({ "asked": source.asked, "answer": source.answer })).collect()
 }

@@ -115,8 +115,13 @@ fn run(options: &Options) -> Result<bool> {
 
 fn show_dump(file: &Path, as_json: bool) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    dump::write(&std::fs::read_to_string(file)?, folder.path())?;
-    let report = GpuDirectReport::builder().files(folder.path(), folder.path().join("proc")).build()?;
+    let xml = std::fs::read_to_string(file)?;
+    dump::write(&xml, folder.path())?;
+    let mut builder = GpuDirectReport::builder().files(folder.path(), folder.path().join("proc"));
+    for dump::NvLink { gpu, end, count, element } in dump::nvlinks(&xml)? {
+        builder = builder.nvlinks(gpu, end, count, element);
+    }
+    let report = builder.build()?;
     let mut out = io::stdout().lock();
     let _ = match as_json {
         true => writeln!(out, "{:#}", json::machine(&report)),

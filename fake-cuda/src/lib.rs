@@ -1,8 +1,8 @@
 //! A stand-in for NVIDIA's driver library, `libcuda.so.1`, for tests on machines without a GPU.
 //!
-//! It exports the part of the driver API that this project and cudarc use. Device memory is out of the CPU's reach,
-//! streams run by themselves, and a program that uses what it has given back is ended with a message: mistakes show
-//! here as they would on a real machine, or sooner.
+//! It exports the part of the driver API that this project and cudarc use, and of the management library
+//! `libnvidia-ml.so.1` what tells of NVLinks. Device memory is out of the CPU's reach, streams run by themselves, and a program that
+//! uses what it has given back is ended with a message: mistakes show here as they would on a real machine, or sooner.
 //!
 //! A test calls [`load`] before anything of CUDA:
 //!
@@ -34,9 +34,15 @@
 //! | `dmabuf` | 1: memory can be exported as a dma-buf | 1 |
 //! | `gdr` | 1: memory can be registered with a NIC | 1 |
 //! | `memory_pools` | 1: `cuMemAllocAsync` works | 1 |
+//! | `nvlink_kind` | what NVLinks lead to: 2 switches, 0 the next device | 2 |
+//! | `nvlink_state` | as `nvmlDeviceGetNvLinkState` gives it of links that are there | 1 |
+//! | `nvlink_status` | if not 0, how that function fails instead | 0 |
+//! | `nvml_status` | if not 0, how `nvmlInit_v2` fails | 0 |
 //! | `reset` | sets all of these to their defaults, counters to 0, and forgets failures | |
 //!
-//! The variable `FAKE_CUDA_PCI_BUS_IDS` lists where the devices are plugged in, as `0000:17:00.0,0000:27:00.0`.
+//! The variable `FAKE_CUDA_PCI_BUS_IDS` lists where the devices are plugged in, as `0000:17:00.0,0000:27:00.0`. `FAKE_CUDA_NVLINKS` lists how
+//! many NVLinks each has, the last number counting for all further ones (none by default), and `FAKE_CUDA_NVLINK_ENDS` is what is said to be
+//! the address of the other end of each.
 //!
 //! # Counters
 //!
@@ -57,4 +63,4 @@
 mod driver;
 mod library;
 
-pub use library::{Fake, directory, load, path};
+pub use library::{Fake, MANAGEMENT, directory, load, path};

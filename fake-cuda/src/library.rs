@@ -12,6 +12,9 @@ use tempfile::TempDir;
 
 const FILE: &str = "libfake_cuda.so";
 
+/// The name of NVIDIA's management library, in a [`directory`].
+pub const MANAGEMENT: &str = "libnvidia-ml.so.1";
+
 /// The loaded stand-in. Its [knobs and counters](crate) are the process's.
 #[derive(Debug, Clone, Copy)]
 pub struct Fake {
@@ -83,7 +86,8 @@ pub fn path() -> io::Result<PathBuf> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{FILE} is not near {}", program.display())))
 }
 
-/// A directory for `LD_LIBRARY_PATH`, in which the stand-in goes by the names of the driver. Dropping removes it.
+/// A directory for `LD_LIBRARY_PATH`, in which the stand-in goes by the names of the driver and of the [`MANAGEMENT`] library. Dropping
+/// removes it.
 ///
 /// Of the functions in `without`, that driver knows nothing, like an older one.
 ///
@@ -103,6 +107,7 @@ pub fn directory(without: &[&str]) -> io::Result<TempDir> {
         fs::write(&library, image)?;
     }
     symlink("libcuda.so.1", directory.path().join("libcuda.so"))?;
+    symlink("libcuda.so.1", directory.path().join(MANAGEMENT))?;
     Ok(directory)
 }
 

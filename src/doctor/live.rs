@@ -4,12 +4,14 @@ use std::io;
 
 use super::files::failure;
 use super::finding::Source;
+use super::nvml::NvLinksAsked;
 
 /// All of it. Values, so that tests can make up a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Live {
     pub cuda: Cuda,
     pub verbs: Verbs,
+    pub nvlinks: NvLinksAsked,
     /// The variable `MLX5_SCATTER_TO_CQE` of this process.
     pub scatter_to_cqe: Option<String>,
 }
@@ -96,7 +98,8 @@ pub(crate) struct OpenNic {
 impl Live {
     /// Nothing is asked.
     pub(super) fn not_asked() -> Self {
-        Self { cuda: Cuda::NotAsked, verbs: Verbs::NotAsked, scatter_to_cqe: None }
+        let nvlinks = NvLinksAsked::NotAsked("the report is of files");
+        Self { cuda: Cuda::NotAsked, verbs: Verbs::NotAsked, nvlinks, scatter_to_cqe: None }
     }
 
     /// CUDA is asked for its GPUs, libibverbs whether it is there.
@@ -106,7 +109,7 @@ impl Live {
             Err(error) => Verbs::Failed(error.to_string()),
         };
         let scatter_to_cqe = std::env::var_os(SCATTER_TO_CQE).map(|value| value.to_string_lossy().into_owned());
-        Self { cuda: Cuda::ask(), verbs, scatter_to_cqe }
+        Self { cuda: Cuda::ask(), verbs, nvlinks: NvLinksAsked::Wanted, scatter_to_cqe }
     }
 }
 

@@ -1,9 +1,8 @@
-//! Levels of all pairs, as `nvidia-smi topo --matrix` shows them.
+//! Levels of all pairs, and NVLinks between GPUs, as `nvidia-smi topo --matrix` shows them.
 
 use std::fmt;
 
 use super::report::{Gpu, Nic};
-use crate::topology::Level;
 
 /// Levels between GPUs and NICs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,14 +11,15 @@ use crate::topology::Level;
 pub struct Matrix {
     /// The names of rows and columns: `GPU0`, `NIC0`.
     pub names: Vec<String>,
-    /// Row by row, `X` where a device meets itself.
+    /// Row by row: the PCIe level, `X` where a device meets itself, and between GPUs that # NVLinks join `NV#`, as in `NV18`. Where the
+    /// [override file](crate::topology#override-file) has a level for two GPUs, that one.
     pub levels: Vec<Vec<String>>,
 }
 
 impl Matrix {
-    pub(super) fn new(gpus: &[Gpu], nics: &[Nic], level: impl Fn(usize, usize) -> Level) -> Self {
+    pub(super) fn new(gpus: &[Gpu], nics: &[Nic], level: impl Fn(usize, usize) -> String) -> Self {
         let names: Vec<_> = gpus.iter().map(|gpu| &gpu.name).chain(nics.iter().map(|nic| &nic.name)).cloned().collect();
-        let cell = |row, column| if row == column { "X".to_owned() } else { level(row, column).to_string() };
+        let cell = |row, column| if row == column { "X".to_owned() } else { level(row, column) };
         let levels = (0..names.len()).map(|row| (0..names.len()).map(|column| cell(row, column)).collect()).collect();
         Self { names, levels }
     }
@@ -61,7 +61,7 @@ impl fmt::Display for Shown<'_> {
 
 /// What the words of the matrix mean.
 pub(super) const LEGEND: &str = "\
-X itself; PIX below one PCIe switch; PXB several switches, one root port;
-PHB through the CPU's root complex; NODE between root complexes of one NUMA
-node; SYS between NUMA nodes; unknown: sysfs does not say
+X itself; NV# joined by # NVLinks; PIX below one PCIe switch; PXB several
+switches, one root port; PHB through the CPU's root complex; NODE between root
+complexes of one NUMA node; SYS between NUMA nodes; unknown: sysfs does not say
 ";

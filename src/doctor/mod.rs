@@ -24,6 +24,7 @@
 //! files (sysfs, procfs) ─┐
 //! topology (PCIe)       ─┼─▶ judge, one function per link ─▶ findings ─▶ chain ─▶ report ─▶ text
 //! live (CUDA, verbs)    ─┘
+//! nvml (NVLinks)        ───▶ NVLinks of each GPU ─▶ matrix ──────────▶ report
 //! ```
 //!
 //! # When a chain holds
@@ -43,6 +44,9 @@
 //! | [`Iommu`](Link::Iommu) | none, or pass-through | NVIDIA's GPUDirect RDMA guide, "Supported Systems" |
 //! | [`Level`](Link::Level) | not between NUMA nodes | `nvidia-smi topo --help`; NCCL goes no farther than a root complex by itself |
 //! | [`CpuCopies`](Link::CpuCopies) | `MLX5_SCATTER_TO_CQE=0` | `mlx5dv(7)` |
+//!
+//! In the [`Matrix`], GPUs that NVLinks join show how many (`NV18`) in place of their PCIe level, as `nvidia-smi topo --matrix` does. NVIDIA's
+//! management library tells of them ([`NvLinks`]); where it cannot be asked, the PCIe level is shown.
 
 mod chain;
 mod files;
@@ -50,6 +54,8 @@ mod finding;
 mod judge;
 pub(crate) mod live;
 mod matrix;
+mod nvlinks;
+pub(crate) mod nvml;
 mod of_error;
 mod report;
 #[cfg(test)]
@@ -60,6 +66,7 @@ mod units;
 pub use chain::Chain;
 pub use finding::{Finding, Link, Route, Source, Status};
 pub use matrix::Matrix;
+pub use nvlinks::NvLinks;
 pub use report::{Gpu, GpuDirectReport, GpuDirectReportBuilder, Machine, Nic};
 
 #[cfg(feature = "cuda")]

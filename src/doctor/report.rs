@@ -1,15 +1,19 @@
 //! The report, and making it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::chain::Chain;
 use super::files::Files;
-use super::finding::{Finding, Link};
+use super::finding::{Finding, Link, Source};
 use super::judge::{gpu, machine, nic, path};
 #[cfg(feature = "cuda")]
 use super::live::MemoryFound;
 use super::live::{Cuda, CudaGpu, Live};
 use super::matrix::Matrix;
+use super::nvlinks::{NvLinks, bonded};
+use super::nvml::NvLinksAsked;
+use super::units::cpu_list;
 use crate::error::{Error, Result};
 use crate::topology::{self, Level, PciAddress, Topology};
 
@@ -69,6 +73,9 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
     /// The CPUs near it, as in `0-15,32-47`.
     pub cpu_affinity: Option<String>,
+    /// Its NVLinks.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub nvlinks: NvLinks,
 }
 
 /// An RDMA device of the kernel.
@@ -100,6 +107,7 @@ pub struct GpuDirectReportBuilder {
     gpu: Option<String>,
     nic: Option<String>,
     files: Option<(PathBuf, PathBuf)>,
+    nvlinks: BTreeMap<PciAddress, Vec<(Option<PciAddress>, u32, Source)>>,
     without_allocating: bool,
 }
 
@@ -121,7 +129,9 @@ impl GpuDirectReport {
     #[cfg(feature = "cuda")]
     pub(crate) fn of_registration(gpu: &str, device: &str, memory: MemoryFound) -> Option<Self> {
         let builder = Self::builder().gpu(gpu).nic(device);
-        let (topology, files, live) = builder.look().ok()?;
+        let (topology, files, mut live) = builder.look().ok()?;
+        // Nothing of a registration depends on them.
+        live.nvlinks = NvLinksAsked::NotAsked("the report is of a registration");
         let ask = |live: &mut Live, _: Option<&Gpu>, nic: Option<&Nic>| {
             nic.into_iter().for_each(|nic| live.verbs.open(&nic.device));
             live.cuda.found_memory(gpu, memory);
@@ -158,6 +168,15 @@ impl GpuDirectReportBuilder {
         self
     }
 
+    /// NVLinks of a GPU of that other machine, which its files do not tell of: `count` of them lead to `end`, another GPU, or `None` for
+    /// NVSwitches. `asked` becomes the source, for example a line of a file. Can be called for each GPU and each end; where it is called,
+    /// the driver is not asked.
+    #[must_use]
+    pub fn nvlinks(mut self, gpu: PciAddress, end: Option<PciAddress>, count: u32, asked: impl Into<String>) -> Self {
+        self.nvlinks.entry(gpu).or_default().push((end, count, Source::new(asked, count.to_string())));
+        self
+    }
+
     /// Makes no context on the GPU and allocates nothing there: the link `memory_kind` is then unknown.
     #[must_use]
     pub fn without_allocating(mut self) -> Self {
@@ -185,10 +204,14 @@ impl GpuDirectReportBuilder {
     }
 
     fn look(&self) -> Result<(Topology, Files, Live)> {
-        Ok(match &self.files {
+        let (topology, files, mut live) = match &self.files {
             Some((sys, proc)) => (Topology::read_from(sys)?, Files::new(sys, proc), Live::not_asked()),
             None => (Topology::read()?, Files::new(Path::new("/sys"), Path::new("/proc")), Live::ask()),
-        })
+        };
+        if !self.nvlinks.is_empty() {
+            live.nvlinks = NvLinksAsked::Told(self.nvlinks.clone());
+        }
+        Ok((topology, files, live))
     }
 
     /// From what was read to what was found. `ask` is for what only the GPU and the NIC of the chain can say.
@@ -199,7 +222,7 @@ impl GpuDirectReportBuilder {
         mut live: Live,
         ask: impl FnOnce(&mut Live, Option<&Gpu>, Option<&Nic>),
     ) -> Result<GpuDirectReport> {
-        let gpus = gpus(topology, &live.cuda);
+        let gpus = gpus(topology, &mut live);
         let nics: Vec<_> =
             topology.nics().iter().enumerate().map(|(index, it)| describe_nic(topology, index, it)).collect();
         let gpu = self.choose_gpu(&gpus)?;
@@ -209,7 +232,11 @@ impl GpuDirectReportBuilder {
         let chain = Chain { gpu: gpu.map(|gpu| gpu.name.clone()), nic: nic.map(|nic| nic.device.clone()), findings };
         let places: Vec<_> =
             gpus.iter().map(|it| Some(&it.pci_address)).chain(nics.iter().map(|it| it.pci_address.as_ref())).collect();
-        let matrix = Matrix::new(&gpus, &nics, |row, column| level(topology, places[row], places[column]));
+        let matrix = Matrix::new(&gpus, &nics, |row, column| {
+            let (level, is_overridden) = level(topology, places[row], places[column]);
+            let nvlinks = gpus.get(row).zip(gpus.get(column)).and_then(|(row, column)| bonded(row, column));
+            nvlinks.filter(|_| !is_overridden).map_or_else(|| level.to_string(), |count| format!("NV{count}"))
+        });
         Ok(GpuDirectReport { machine: describe_machine(topology, files, &live), gpus, nics, matrix, chain })
     }
 
@@ -301,11 +328,15 @@ fn on_the_way(topology: &Topology, gpu: &Gpu, nic: &Nic) -> Vec<Finding> {
     level.into_iter().chain(acs).chain(rest).collect()
 }
 
-fn level(topology: &Topology, from: Option<&String>, to: Option<&String>) -> Level {
+/// And whether the override file says so.
+fn level(topology: &Topology, from: Option<&String>, to: Option<&String>) -> (Level, bool) {
     let address = |text: Option<&String>| text?.parse::<PciAddress>().ok();
     match (address(from), address(to)) {
-        (Some(from), Some(to)) => topology.level(from, to),
-        _ => Level::Unknown,
+        (Some(from), Some(to)) => {
+            let path = topology.path(from, to);
+            (path.level, path.overridden.is_some())
+        }
+        _ => (Level::Unknown, false),
     }
 }
 
@@ -324,12 +355,14 @@ fn describe_machine(topology: &Topology, files: &Files, live: &Live) -> Machine 
 }
 
 /// Those of sysfs and those of CUDA, which sees them in some containers where sysfs does not show them.
-fn gpus(topology: &Topology, cuda: &Cuda) -> Vec<Gpu> {
+fn gpus(topology: &Topology, live: &mut Live) -> Vec<Gpu> {
+    let Live { cuda, nvlinks, .. } = live;
     let address = |gpu: &CudaGpu| gpu.pci_bus_id.parse::<PciAddress>().ok();
     let shown = cuda.gpus().iter().filter_map(address);
     let mut addresses: Vec<_> = topology.gpus().map(|function| function.address).chain(shown).collect();
     addresses.sort();
     addresses.dedup();
+    nvlinks.ask(&addresses);
     let describe = |(index, pci): (usize, PciAddress)| {
         let shown = cuda.gpus().iter().find(|gpu| address(gpu) == Some(pci));
         let function = topology.function(pci);
@@ -341,9 +374,10 @@ fn gpus(topology: &Topology, cuda: &Cuda) -> Vec<Gpu> {
             memory_bytes: shown.and_then(|gpu| gpu.memory_bytes),
             numa_node: function.and_then(|function| function.numa_node),
             cpu_affinity: function.and_then(|function| cpu_list(&function.local_cpus)),
+            nvlinks: NvLinks::of(pci, &addresses, nvlinks),
         }
     };
-    addresses.into_iter().enumerate().map(describe).collect()
+    addresses.iter().copied().enumerate().map(describe).collect()
 }
 
 fn describe_nic(topology: &Topology, index: usize, nic: &topology::Nic) -> Nic {
@@ -358,33 +392,5 @@ fn describe_nic(topology: &Topology, index: usize, nic: &topology::Nic) -> Nic {
         unusable: nic.unusable(),
         numa_node: function.and_then(|function| function.numa_node),
         cpu_affinity: function.and_then(|function| cpu_list(&function.local_cpus)),
-    }
-}
-
-/// `0-3,8` of the numbers of CPUs, which are in order.
-fn cpu_list(cpus: &[usize]) -> Option<String> {
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for &cpu in cpus {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == cpu => *last = cpu,
-            _ => ranges.push((cpu, cpu)),
-        }
-    }
-    let shown: Vec<_> = ranges
-        .iter()
-        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") })
-        .collect();
-    (!shown.is_empty()).then(|| shown.join(","))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::cpu_list;
-
-    #[test]
-    fn lists_of_cpus() {
-        assert_eq!(cpu_list(&[0, 1, 2, 3, 8, 10, 11]).unwrap(), "0-3,8,10-11");
-        assert_eq!(cpu_list(&[5]).unwrap(), "5");
-        assert_eq!(cpu_list(&[]), None);
     }
 }

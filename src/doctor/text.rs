@@ -5,7 +5,7 @@ use std::fmt;
 use super::chain::Chain;
 use super::finding::{Finding, Need, Status};
 use super::matrix::{LEGEND, Shown};
-use super::report::GpuDirectReport;
+use super::report::{Gpu, GpuDirectReport};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
@@ -42,16 +42,30 @@ impl fmt::Display for Overview<'_> {
         writeln!(f, "{}", Shown { matrix, gpus, nics })?;
         for gpu in gpus {
             let model = gpu.model.as_deref().unwrap_or("a GPU of NVIDIA's");
-            writeln!(f, "{}: {model} at {}", gpu.name, gpu.pci_address)?;
+            let nvlinks = gpu.nvlinks.active.filter(|active| *active > 0);
+            let nvlinks = nvlinks.map(|active| format!(", NVLinks: {active}")).unwrap_or_default();
+            writeln!(f, "{}: {model} at {}{nvlinks}", gpu.name, gpu.pci_address)?;
         }
         for nic in nics {
             let place = nic.pci_address.as_deref().map(|address| format!(" at {address}")).unwrap_or_default();
             let unusable = nic.unusable.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
             writeln!(f, "{}: {}{place}{unusable}", nic.name, nic.device)?;
         }
+        if gpus.len() > 1 {
+            unknown_nvlinks(f, gpus)?;
+        }
         machine.unused_overrides.iter().try_for_each(|line| writeln!(f, "not used: {line}"))?;
         f.write_str(LEGEND)
     }
+}
+
+/// Why it is not known whether NVLinks join GPUs, each reason once.
+fn unknown_nvlinks(f: &mut fmt::Formatter<'_>, gpus: &[Gpu]) -> fmt::Result {
+    let unknown = gpus.iter().filter(|gpu| gpu.nvlinks.active.is_none());
+    let mut reasons: Vec<_> = unknown.flat_map(|gpu| gpu.nvlinks.sources.iter().map(ToString::to_string)).collect();
+    reasons.sort();
+    reasons.dedup();
+    paragraph(f, "NVLinks cannot be told: ", 4, &reasons.join("; "))
 }
 
 impl fmt::Display for Chain {

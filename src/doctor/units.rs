@@ -9,9 +9,25 @@ pub(super) fn bytes(bytes: u64) -> String {
     format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[power])
 }
 
+/// `0-3,8` of the numbers of CPUs, which are in order.
+pub(super) fn cpu_list(cpus: &[usize]) -> Option<String> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for &cpu in cpus {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == cpu => *last = cpu,
+            _ => ranges.push((cpu, cpu)),
+        }
+    }
+    let shown: Vec<_> = ranges
+        .iter()
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") })
+        .collect();
+    (!shown.is_empty()).then(|| shown.join(","))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::bytes;
+    use super::{bytes, cpu_list};
 
     #[test]
     fn sizes() {
@@ -24,5 +40,12 @@ mod tests {
         ] {
             assert_eq!(bytes(size), text);
         }
+    }
+
+    #[test]
+    fn lists_of_cpus() {
+        assert_eq!(cpu_list(&[0, 1, 2, 3, 8, 10, 11]).unwrap(), "0-3,8,10-11");
+        assert_eq!(cpu_list(&[5]).unwrap(), "5");
+        assert_eq!(cpu_list(&[]), None);
     }
 }

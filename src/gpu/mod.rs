@@ -29,7 +29,7 @@
 //! | file | what |
 //! |---|---|
 //! | `driver`, `kind` | libcuda; what a pointer points to |
-//! | `device`, `visibility`, `survey` | a GPU; when it sees what a NIC wrote; what a report asks |
+//! | `device`, `visibility`, `survey`, `nvml` | a GPU; when it sees what a NIC wrote; what a report asks CUDA, and of NVLinks |
 //! | `events`, `waiter`, `uses` | points in streams, awaiting them, and which of them a buffer waits for |
 //! | `allocation`, `mapping`, `reaper` | memory, and releasing it without making anybody wait |
 //! | `register`, `staging`, `bounce`, `pinned` | paths; copies through pinned memory |
@@ -48,6 +48,7 @@ mod held;
 mod kind;
 mod making;
 mod mapping;
+pub(crate) mod nvml;
 mod operand;
 mod peers;
 mod pinned;

@@ -3,6 +3,7 @@
 
 mod hwloc;
 mod nccl;
+mod nvlinks;
 mod tree;
 
 use std::path::Path;
@@ -10,15 +11,14 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use tokio_rdma::topology::PciAddress;
 
+pub use nvlinks::NvLink;
 pub use tree::Tree;
 
 /// Writes the machine that the dump describes below `root`, for `Topology::read_from`.
 ///
 /// What a dump does not tell is not in the tree: it knows no ACS and no IOMMU, so those are unknown, or absent.
 pub fn write(xml: &str, root: &Path) -> Result<()> {
-    // hwloc names a DTD, which is not read.
-    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
-    let document = roxmltree::Document::parse_with_options(xml, options).context("not XML")?;
+    let document = parse(xml)?;
     // Those of real machines are nested fifteen deep, and the readers call themselves for each level.
     const DEEPEST: usize = 200;
     if document.descendants().any(|element| element.ancestors().nth(DEEPEST).is_some()) {
@@ -33,6 +33,17 @@ pub fn write(xml: &str, root: &Path) -> Result<()> {
         bail!("no PCI device is in it; hwloc wants `lstopo --filter io:all`");
     }
     machine.write(&Tree::new(root)).with_context(|| format!("write below {}", root.display()))
+}
+
+/// The NVLinks that the dump tells of, for which sysfs has no place.
+pub fn nvlinks(xml: &str) -> Result<Vec<NvLink>> {
+    Ok(nvlinks::read(&parse(xml)?))
+}
+
+fn parse(xml: &str) -> Result<roxmltree::Document<'_>> {
+    // hwloc names a DTD, which is not read.
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    roxmltree::Document::parse_with_options(xml, options).context("not XML")
 }
 
 /// What a dump tells.

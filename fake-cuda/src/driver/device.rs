@@ -95,6 +95,17 @@ pub(super) fn get(device: i32) -> Result<&'static Device> {
     usize::try_from(device).ok().and_then(|index| DEVICES.get(index)).ok_or(Code::INVALID_DEVICE)
 }
 
+/// How many devices there are.
+pub(super) fn count() -> usize {
+    DEVICES.len()
+}
+
+/// Where a device that exists is plugged in.
+pub(super) fn bus_id(device: usize) -> String {
+    let [domain, bus, slot] = DEVICES[device].pci;
+    format!("{domain:04X}:{bus:02X}:{slot:02X}.0")
+}
+
 /// The addresses of a device that exists.
 pub(super) fn window(device: usize) -> &'static Window {
     &DEVICES[device].window
@@ -207,8 +218,7 @@ driver! {
     }
 
     fn cuDeviceGetPCIBusId(id: Out<c_char>, len: i32, device: i32) {
-        let [domain, bus, slot] = get(device)?.pci;
-        id.put_string(&format!("{domain:04X}:{bus:02X}:{slot:02X}.0"), len)
+        id.put_string(&bus_id(get(device)?.index), len)
     }
 
     fn cuDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) {

@@ -24,6 +24,10 @@ const DEFAULTS: &[(&str, u64)] = &[
     ("dmabuf", 1),
     ("gdr", 1),
     ("memory_pools", 1),
+    ("nvlink_kind", 2),
+    ("nvlink_state", 1),
+    ("nvlink_status", 0),
+    ("nvml_status", 0),
 ];
 
 static KNOBS: LazyLock<BTreeMap<&str, AtomicU64>> = LazyLock::new(|| {

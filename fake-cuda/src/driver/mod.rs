@@ -12,6 +12,7 @@ mod ipc;
 mod kernels;
 mod launch;
 mod memory;
+mod nvml;
 mod pointer;
 mod registry;
 mod stream;

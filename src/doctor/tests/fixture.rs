@@ -10,8 +10,9 @@ use crate::Result;
 use crate::doctor::files::Files;
 use crate::doctor::finding::{Finding, Link, Source};
 use crate::doctor::live::{Cuda, CudaGpu, Live, MemoryFound, OpenNic, Verbs};
+use crate::doctor::nvml::{INVALID_ARGUMENT, NvLinkAnswer, NvLinksAsked};
 use crate::doctor::report::GpuDirectReport;
-use crate::topology::Topology;
+use crate::topology::{PciAddress, Topology};
 
 pub struct Fixture {
     folder: TempDir,
@@ -27,6 +28,7 @@ impl Fixture {
         let live = Live {
             cuda: Cuda::Failed("libcuda.so.1 of the CUDA driver cannot be loaded: no such file".into()),
             verbs: Verbs::Loaded(None),
+            nvlinks: NvLinksAsked::Failed(Source::new("libnvidia-ml.so.1", "cannot be loaded: no such file")),
             scatter_to_cqe: None,
         };
         let this = Self { folder: tempfile::tempdir().unwrap(), live };
@@ -41,7 +43,7 @@ impl Fixture {
         this
     }
 
-    /// Eight GPUs, each below one switch with a NIC of its own; four on each of two NUMA nodes. All is well.
+    /// Eight GPUs, each below one switch with a NIC of its own; four on each of two NUMA nodes. NVSwitches join them. All is well.
     pub fn healthy() -> Self {
         Self::with_pairs(&[0, 1, 2, 3, 4, 5, 6, 7])
     }
@@ -67,6 +69,9 @@ impl Fixture {
         );
         this.write("sys/module/nvidia_peermem/version", "580.159.03\n");
         this.live.cuda = Cuda::Found { version: 13000, gpus: numbers.iter().map(|number| cuda_gpu(*number)).collect() };
+        let links =
+            |number: &u8| (Self::gpu_address(*number), Ok(nvlinks(18, NvLinkAnswer::SWITCH, "FFFFFFFF:FF:FF.0")));
+        this.live.nvlinks = NvLinksAsked::Asked(numbers.iter().map(links).collect());
         this.live.scatter_to_cqe = Some("0".into());
         this.live.verbs = Verbs::Loaded(Some(Ok(OpenNic {
             active_mtu: 4096,
@@ -116,6 +121,10 @@ impl Fixture {
         let bus = number * 0x10;
         [(0, 1), (1, 0), (2, 0), (2, 1), (3, 0), (4, 0)]
             .map(|(below, device)| format!("0000:{:02x}:{device:02x}.0", bus + below))
+    }
+
+    pub fn gpu_address(number: u8) -> PciAddress {
+        Self::pair_addresses(number)[4].parse().unwrap()
     }
 
     fn nic(&self, name: &str, function: &str) {
@@ -240,12 +249,27 @@ impl Fixture {
         }
     }
 
+    /// What was said of the links of the GPU of a pair.
+    pub fn nvlinks(&mut self, number: u8) -> &mut std::result::Result<Vec<NvLinkAnswer>, Source> {
+        match &mut self.live.nvlinks {
+            NvLinksAsked::Asked(answers) => answers.get_mut(&Self::gpu_address(number)).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
     pub fn opened(&mut self) -> &mut OpenNic {
         match &mut self.live.verbs {
             Verbs::Loaded(Some(Ok(nic))) => nic,
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// What the library says of so many links that are up, and of the one behind them.
+pub fn nvlinks(count: usize, kind: u32, end: &str) -> Vec<NvLinkAnswer> {
+    let up = NvLinkAnswer { state: Ok(NvLinkAnswer::UP), end: Some(Ok(end.to_owned())), end_kind: Some(Ok(kind)) };
+    let behind = NvLinkAnswer { state: Err(INVALID_ARGUMENT), end: None, end_kind: None };
+    std::iter::repeat_n(up, count).chain([behind]).collect()
 }
 
 fn cuda_gpu(number: u8) -> CudaGpu {

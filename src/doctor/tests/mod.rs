@@ -3,6 +3,7 @@
 mod chain;
 mod fixture;
 mod links;
+mod nvlinks;
 mod screens;
 
 #[cfg(feature = "cuda")]
