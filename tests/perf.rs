@@ -72,6 +72,10 @@ fn what_cannot_be_done_is_said() {
         (&["--sizes", "1G", "--depth", "8"], "the limit is 1073741824; choose fewer with --depth"),
         (&["--sizes", "0"], "out of range"),
         (&["--operation", "teleport"], "teleport"),
+        (&["--gpus", "2"], "gpus: 2 were asked for, and the memory is the host's"),
+        (&["--gpus", "2", "--memory", "gpu:2"], "gpu:2 is none of the first 2"),
+        (&["--gpus", "0"], "--gpus"),
+        (&["--gpus", "2", "--role", "server"], "--gpus"),
         (&["--duration", "0", "--warm-up", "0", "--size", "8"], "no operation was made in the time; raise --duration"),
         (&["--role", "client"], "--address"),
         (&["--address", "nowhere"], "nowhere"),
@@ -102,4 +106,61 @@ fn memory_of_a_gpu_is_measured() {
         "{said}"
     );
     assert_eq!(said.lines().filter(|line| line.contains("soft0, link tcp")).count(), 6 * 2 + 2, "{said}");
+}
+
+/// The client's bytes on one GPU of the stand-in, the server's on the next.
+#[cfg(feature = "cuda")]
+#[test]
+fn two_gpus_copy_directly_where_their_memory_is_lent() {
+    let folder = tempfile::tempdir().unwrap();
+    let driver = fake_cuda::directory(&[]).unwrap();
+    let json = folder.path().join("perf.json");
+    for (link, copied) in [("auto", true), ("sockets", false)] {
+        let Some(mut command) = command() else { return };
+        command.args([
+            "--memory",
+            "gpu:1",
+            "--gpus",
+            "2",
+            "--operation",
+            "send,write,read,fetch-add",
+            "--sizes",
+            "64K",
+        ]);
+        command.args(["--count", "10", "--warm-up", "0"]).arg("--json").arg(&json);
+        command.env("LD_LIBRARY_PATH", driver.path()).env("TOKIO_RDMA_LINK", link);
+        let output = output(command);
+        let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{said}{complained}");
+        let table = |words: &str| said.lines().filter(|line| line.starts_with('|') && line.contains(words)).count();
+        let copies = if copied { 2 } else { 0 };
+        assert_eq!((table("the GPUs copy"), table("by way of the host")), (copies, 3 - copies), "{said}");
+
+        let rows: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+        for row in rows.as_array().unwrap() {
+            let (operation, bytes) = (row["operation"].as_str().unwrap(), row["bytes_between_gpus"].as_u64().unwrap());
+            if operation == "fetch-add" {
+                assert_eq!((&row["gpus_copied"], row["memory"][0].as_str(), bytes), (&Value::Null, Some("host"), 0));
+                continue;
+            }
+            let expected = copied && operation != "send";
+            assert_eq!(row["gpus_copied"], expected, "{row}");
+            assert_eq!(bytes >= 10 << 16, expected, "{row}");
+            assert_eq!(row["link"], if copied { "shm" } else { "tcp" });
+            let memory = [0, 1].map(|end| row["memory"][end].as_str().unwrap());
+            assert!(memory[0].contains("GPU 1") && memory[1].contains("GPU 0"), "{row}");
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn fewer_gpus_than_were_asked_for_are_told() {
+    let driver = fake_cuda::directory(&[]).unwrap();
+    let Some(mut command) = command() else { return };
+    command.args(["--memory", "gpu:0", "--gpus", "3"]).env("LD_LIBRARY_PATH", driver.path());
+    let output = output(command);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complained}");
+    assert!(complained.contains("gpus: 3 were asked for, and CUDA shows 2 to this process"), "{complained}");
 }

@@ -4,6 +4,7 @@
 //! cargo run --release --example perf                                     # every operation, both ends on this machine
 //! ... --example perf -- --operation write,read --sizes 8..1M --depth 16  # doubling from 8 B to 1 MiB
 //! ... --example perf -- --mode polling --json perf.json --svg perf.svg
+//! ... --features cuda --example perf -- --memory gpu:0 --gpus 2          # the client's bytes on GPU 0, the server's on GPU 1
 //! ... --example perf -- --role server --address 0.0.0.0:7471             # on one host
 //! ... --example perf -- --role client --address first.example:7471       # on another
 //! ```
@@ -11,6 +12,10 @@
 //! Each row has a connection of its own. Before anything is timed, the first messages of the row are compared byte by byte where
 //! they arrive. A time is that from posting to completion; of a round trip, until the answer is there. Ends with status 0
 //! only if all rows were measured.
+//!
+//! Over the software device, GPUs of the two processes copy directly where memory is lent through the link shm, which
+//! `TOKIO_RDMA_LINK=auto` asks for, and the GPUs reach each other: Reads and Writes then, nothing else. The table and the JSON say of each
+//! row whether they did.
 //!
 //! | file | what |
 //! |---|---|
@@ -65,6 +70,7 @@ fn main() -> ExitCode {
 fn run(options: Arc<Options>) -> Result<()> {
     // One thread, so that no time is that of waking another one. What is measured is a task, as a service's work is:
     // the future of `block_on` itself gets its turn less readily.
+    options.check_gpus()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     match options.memory {
         Place::Host => runtime.block_on(async { tokio::spawn(work(options, Host)).await? }),

@@ -51,6 +51,10 @@ pub struct Options {
     #[arg(long, default_value = "host")]
     pub memory: Place,
 
+    /// With --memory gpu:K: the bytes of the server are on the next of the first N GPUs, (K + 1) modulo N
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "role", value_parser = clap::value_parser!(u32).range(1..))]
+    gpus: u32,
+
     /// The RDMA device; without it, the default one
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -192,11 +196,34 @@ impl Options {
         Device::builder(&name).completion_mode(mode).open().context("open the device")
     }
 
+    /// Whether there can be as many GPUs as are asked for.
+    pub fn check_gpus(&self) -> Result<(), PlanError> {
+        match self.memory {
+            Place::Host if self.gpus > 1 => Err(PlanError::NoGpu { gpus: self.gpus }),
+            Place::Gpu(ordinal) if self.gpus > 1 && ordinal >= self.gpus as usize => {
+                Err(PlanError::NotAmongGpus { ordinal, gpus: self.gpus })
+            }
+            #[cfg(feature = "cuda")]
+            Place::Gpu(_) if self.gpus > 1 && (self.gpus as usize) > tokio_rdma::gpu::GpuDevice::count() => {
+                Err(PlanError::FewerGpus { gpus: self.gpus, shown: tokio_rdma::gpu::GpuDevice::count() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the bytes are of the server that this process starts.
+    fn memory_of_server(&self) -> Place {
+        match self.memory {
+            Place::Gpu(ordinal) if self.gpus > 1 => Place::Gpu((ordinal + 1) % self.gpus as usize),
+            same => same,
+        }
+    }
+
     /// The command line of a server for this client.
     pub fn of_server(&self) -> Vec<String> {
         let mut arguments = vec!["--role".to_owned(), "server".to_owned()];
         let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-        add("--memory", self.memory.to_string());
+        add("--memory", self.memory_of_server().to_string());
         add("--mode", name(self.mode));
         add("--timeout", self.timeout.to_string());
         add("--wait", self.timeout.to_string());
@@ -320,6 +347,21 @@ pub enum PlanError {
     #[error("{operation}: {what} is {value}, the limits are 1 and {limit}; choose another one")]
     Range { operation: Operation, what: &'static str, value: u64, limit: u64 },
 
+    /// The host's memory is on none.
+    #[error("gpus: {gpus} were asked for, and the memory is the host's; add --memory gpu:0")]
+    NoGpu { gpus: u32 },
+
+    /// The client's would be none of them.
+    #[error("gpus: gpu:{ordinal} is none of the first {gpus}; choose more with --gpus, or one of them with --memory")]
+    NotAmongGpus { ordinal: usize, gpus: u32 },
+
+    /// There are not so many.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "gpus: {gpus} were asked for, and CUDA shows {shown} to this process (see CUDA_VISIBLE_DEVICES); choose fewer"
+    )]
+    FewerGpus { gpus: u32, shown: usize },
+
     /// It takes more memory than an end gives.
     #[error(
         "{operation}: {depth} slots of {size} bytes take {value} bytes, the limit is {limit}; \
@@ -434,7 +476,28 @@ mod tests {
         assert_eq!(rows(&["--size", "8..16"]).unwrap().len(), 6 * 2 + 2, "atomics have one size");
         let error = rows(&["--sizes", "1G", "--depth", "2", "--operation", "write"]).unwrap_err().to_string();
         assert!(error.starts_with("write: 2 slots of 1073741824 bytes take 2147483648 bytes, the limit is"), "{error}");
-        for wrong in [&["--duration", "-1"][..], &["--duration", "NaN"], &["--count", "0"], &["--memory", "tape"]] {
+        let server = |memory: &str, gpus: &str| {
+            let options = Options::try_parse_from(["perf", "--memory", memory, "--gpus", gpus]).unwrap();
+            options.memory_of_server().to_string()
+        };
+        for (memory, gpus, of_server) in [
+            ("host", "1", "host"),
+            ("gpu:0", "1", "gpu:0"),
+            ("gpu:3", "1", "gpu:3"),
+            ("gpu:0", "2", "gpu:1"),
+            ("gpu:1", "2", "gpu:0"),
+            ("gpu:2", "8", "gpu:3"),
+        ] {
+            assert_eq!(server(memory, gpus), of_server, "{memory} of {gpus}");
+        }
+        for wrong in [
+            &["--duration", "-1"][..],
+            &["--gpus", "0"],
+            &["--gpus", "2", "--role", "server"],
+            &["--duration", "NaN"],
+            &["--count", "0"],
+            &["--memory", "tape"],
+        ] {
             assert!(Options::try_parse_from([&["perf"], wrong].concat()).is_err(), "{wrong:?}");
         }
     }

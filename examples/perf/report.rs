@@ -34,6 +34,8 @@ pub struct Figures {
     receiver_not_ready: u64,
     /// Operations that were carried out directly on the server's memory (link shm).
     direct: u64,
+    /// Bytes that the client's GPU copied from or to the server's, since the row began.
+    bytes_between_gpus: u64,
     #[serde(skip)]
     link: String,
 }
@@ -56,6 +58,7 @@ impl Figures {
             operations_per_second: per_second(laps.count() as f64),
             receiver_not_ready: stats.rnr_received,
             direct: stats.direct,
+            bytes_between_gpus: stats.bytes_between_gpus,
             link: connection.link().to_string(),
         }
     }
@@ -79,6 +82,8 @@ struct Entry {
     link: String,
     /// Of the client and the server.
     memory: [String; 2],
+    /// Between two GPUs over the software device: whether they copied directly. Otherwise null.
+    gpus_copied: Option<bool>,
     debug_build: bool,
     #[serde(flatten)]
     figures: Figures,
@@ -101,6 +106,10 @@ impl Report {
     }
 
     pub fn add(&mut self, row: Row, figures: Figures) {
+        // The word that they work on, and what they find, are the host's in any case.
+        let is_host = row.operation.is_atomic();
+        let memory = if is_host { ["host", "host"].map(str::to_owned) } else { self.memory.clone() };
+        let between_gpus = self.provider == "software" && memory.iter().all(|end| end != "host");
         self.entries.push(Entry {
             name: format!("{} {} {}", row.operation, size(row.size), figures.link),
             placement: "two processes",
@@ -113,8 +122,8 @@ impl Report {
             device: self.device.clone(),
             provider: self.provider.clone(),
             link: figures.link.clone(),
-            // The word that they work on, and what they find, are the host's in any case.
-            memory: if row.operation.is_atomic() { ["host", "host"].map(str::to_owned) } else { self.memory.clone() },
+            memory,
+            gpus_copied: between_gpus.then_some(figures.bytes_between_gpus > 0),
             debug_build: cfg!(debug_assertions),
             figures,
         });
@@ -125,11 +134,16 @@ impl Report {
         let header = ["operation", "by", "size", "depth", "count", "min", "p50", "p99", "p99.9", "bandwidth", "rate"];
         table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
         table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-        for Entry { row, device, link, figures, .. } in &self.entries {
+        for Entry { row, device, link, figures, gpus_copied, .. } in &self.entries {
+            let copied = match gpus_copied {
+                Some(true) => ", the GPUs copy",
+                Some(false) => ", by way of the host",
+                None => "",
+            };
             let time = |value: f64| micros(Duration::from_secs_f64(value / 1e6));
             table.add_row([
                 row.operation.to_string(),
-                format!("{device}, link {link}"),
+                format!("{device}, link {link}{copied}"),
                 size(row.size),
                 row.depth.to_string(),
                 figures.count.to_string(),
