@@ -101,7 +101,6 @@ fn end(link: &NvLinkAnswer, gpus: &[PciAddress]) -> Option<End> {
 /// How many NVLinks join two GPUs, as `nvidia-smi` counts: those that lead straight from one to the other, or else those of the GPU
 /// that has fewer to switches. `None` for none, or where it cannot be told of one of them.
 pub(super) fn bonded(a: &Gpu, b: &Gpu) -> Option<u32> {
-    let (Some(_), Some(_)) = (a.nvlinks.active, b.nvlinks.active) else { return None };
     let to = |from: &Gpu, to: &Gpu| from.nvlinks.to_gpus.get(&to.pci_address).copied().unwrap_or(0);
     let direct = to(a, b).min(to(b, a));
     let switched = a.nvlinks.to_switches.min(b.nvlinks.to_switches);

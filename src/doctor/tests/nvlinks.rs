@@ -58,12 +58,13 @@ fn direct_links_count_between_their_ends_only() {
     assert_eq!(report.gpus[0].nvlinks.to_gpus[&second], 4);
     assert_eq!(report.gpus[2].nvlinks.active, Some(0));
     // Where the kind of an end cannot be told, its address can.
-    for answer in machine.nvlinks(0).as_mut().unwrap() {
-        answer.end_kind = None;
+    for (kind, why) in [(None, "has no such function"), (Some(Err(13)), "FUNCTION_NOT_FOUND")] {
+        let links = machine.nvlinks(0).as_mut().unwrap();
+        links.iter_mut().filter(|link| link.end.is_some()).for_each(|link| link.end_kind = kind);
+        let report = machine.report();
+        assert_eq!(cell(&report), "NV4", "{why}");
+        assert!(format!("{:?}", report.gpus[0].nvlinks.sources).contains(why), "{:?}", report.gpus[0].nvlinks);
     }
-    let report = machine.report();
-    assert_eq!(cell(&report), "NV4");
-    assert!(format!("{:?}", report.gpus[0].nvlinks.sources).contains("has no such function"));
 }
 
 #[test]
@@ -121,7 +122,9 @@ fn what_cannot_be_told_says_why_and_shows_the_pcie_level() {
             assert_eq!((gpu.nvlinks.active, gpu.nvlinks.sources.len()), (None, 1));
             assert!(gpu.nvlinks.sources[0].answer.contains(why), "{:?}", gpu.nvlinks);
         }
-        assert_eq!(report.to_string().matches("NVLinks cannot be told: libnvidia-ml.so.1").count(), 1, "{report}");
+        let text = report.to_string();
+        assert!(text.contains("NVLinks cannot be told: libnvidia-ml.so.1"), "{text}");
+        assert_eq!(text.matches("libnvidia-ml.so.1").count(), 1, "each reason once: {text}");
     }
 }
 
