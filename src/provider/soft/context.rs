@@ -232,12 +232,12 @@ impl Grant {
         self.key.set_pages(pages);
     }
 
-    #[cfg(any(test, feature = "cuda"))]
+    #[cfg(feature = "cuda")]
     pub(crate) fn set_shareable(&self, memory: Arc<dyn crate::memory::device::Shareable>) {
         self.key.set_shareable(memory);
     }
 
-    #[cfg(any(test, feature = "cuda"))]
+    #[cfg(feature = "cuda")]
     pub(crate) fn was_shared(&self) -> bool {
         self.key.was_shared()
     }

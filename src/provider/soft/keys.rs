@@ -172,13 +172,13 @@ impl Key {
     }
 
     /// Says that the memory lies in this.
-    #[cfg(any(test, feature = "cuda"))]
+    #[cfg(feature = "cuda")]
     pub(super) fn set_shareable(&self, memory: Arc<dyn Shareable>) {
         let _ = self.shareable.set(memory);
     }
 
     /// Whether a device's memory was, or may have been, given to a peer.
-    #[cfg(any(test, feature = "cuda"))]
+    #[cfg(feature = "cuda")]
     pub(super) fn was_shared(&self) -> bool {
         self.exported.get().is_some_and(Option::is_some)
     }
