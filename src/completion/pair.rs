@@ -503,7 +503,7 @@ impl QueuePair {
 fn reuse(scratch: &mut Vec<SendRequest>) -> &mut SendRequest {
     scratch.truncate(1);
     if scratch.is_empty() {
-        let op = WrOp::Send { imm: None };
+        let op = WrOp::Send { imm: None, patience: 0 };
         scratch.push(SendRequest { wr_id: 0, op, sges: SgeList::new(), signaled: true, inline: false });
     }
     let request = &mut scratch[0];

@@ -153,12 +153,17 @@ impl Connection {
     ///
     /// See [`Connection`]: dropping it is safe; a message that was posted still arrives.
     pub fn send<B: SourceBuffer>(&self, buffer: B) -> SendOp<B> {
-        SendOp::new(self.op(Verb::Send { imm: None }, buffer.into_any()))
+        SendOp::new(self.op(Verb::Send { imm: None, patience: 0 }, buffer.into_any()))
     }
 
     /// Like [`send`](Self::send), with 32 bits that arrive as [`Received::immediate`](crate::op::Received::immediate).
     pub fn send_with_immediate<B: SourceBuffer>(&self, buffer: B, immediate: u32) -> SendOp<B> {
-        SendOp::new(self.op(Verb::Send { imm: Some(immediate) }, buffer.into_any()))
+        self.send_patiently(buffer, immediate, 0)
+    }
+
+    /// The same for a message whose end nobody waits for, while no more than `patience` requests are under way.
+    pub(crate) fn send_patiently<B: SourceBuffer>(&self, buffer: B, immediate: u32, patience: u32) -> SendOp<B> {
+        SendOp::new(self.op(Verb::Send { imm: Some(immediate), patience }, buffer.into_any()))
     }
 
     /// Posts `buffer` for one message of the peer. Resolves when a message is in it, or when a Write with immediate used it up.

@@ -38,12 +38,12 @@ impl Batch {
 
     /// Adds a Send; see [`Connection::send`](crate::Connection::send).
     pub fn send<B: SourceBuffer>(&mut self, buffer: B) -> SendOp<B> {
-        SendOp::new(self.add_buffer(Verb::Send { imm: None }, buffer, Signal::Own))
+        SendOp::new(self.add_buffer(Verb::Send { imm: None, patience: 0 }, buffer, Signal::Own))
     }
 
     /// Adds a Send with immediate data; see [`Connection::send_with_immediate`](crate::Connection::send_with_immediate).
     pub fn send_with_immediate<B: SourceBuffer>(&mut self, buffer: B, immediate: u32) -> SendOp<B> {
-        SendOp::new(self.add_buffer(Verb::Send { imm: Some(immediate) }, buffer, Signal::Own))
+        SendOp::new(self.add_buffer(Verb::Send { imm: Some(immediate), patience: 0 }, buffer, Signal::Own))
     }
 
     /// Adds a Write; see [`Connection::write`](crate::Connection::write).

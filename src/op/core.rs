@@ -20,7 +20,7 @@ use crate::provider::{RemoteAddress, WorkCompletion, WrOp};
 /// What is to be done, before it is bound to a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
-    Send { imm: Option<u32> },
+    Send { imm: Option<u32>, patience: u32 },
     Receive,
     Write { remote: RemoteRegion, imm: Option<u32> },
     Read { remote: RemoteRegion },
@@ -68,7 +68,7 @@ impl Verb {
         let place = |remote: &RemoteRegion| RemoteAddress { address: remote.address(), rkey: remote.rkey() };
         Some(match *self {
             Self::Receive => return None,
-            Self::Send { imm } => WrOp::Send { imm },
+            Self::Send { imm, patience } => WrOp::Send { imm, patience },
             Self::Write { ref remote, imm } => WrOp::Write { remote: place(remote), imm },
             Self::Read { ref remote } => WrOp::Read { remote: place(remote) },
             Self::CompareSwap { ref remote, compare, swap } => {

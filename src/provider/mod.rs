@@ -42,6 +42,8 @@ pub(crate) struct RemoteAddress {
 pub(crate) enum WrOp {
     Send {
         imm: Option<u32>,
+        /// While no more requests than these are under way, nobody waits for the end of this one: its acknowledgement may come late.
+        patience: u32,
     },
     Write {
         remote: RemoteAddress,

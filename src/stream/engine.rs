@@ -73,7 +73,8 @@ impl Engine {
         hello.copy_from_slice(&Hello { frame_len: settings.frame_len as u32, slots }.encode());
         let frame_len = (settings.frame_len as u64).min(connection.max_message()) as usize;
         let message = hello.split_to(HELLO_LEN)?;
-        let outbox = Outbox::new(connection.clone(), pool.clone(), hello, frame_len, settings.sends() as usize);
+        let (sends, patience) = (settings.sends() as usize, settings.send_buffers / 2);
+        let outbox = Outbox::new(connection.clone(), pool.clone(), hello, frame_len, sends, patience);
         let mut engine = Self {
             anybody: wakers.clone().into(),
             keeper: wakers.keeper.waker(),

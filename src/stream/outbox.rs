@@ -21,6 +21,8 @@ pub(super) struct Outbox {
     /// In order; the device has all of them but perhaps the last, which then waits for a slot of the send queue.
     sends: VecDeque<SendOp<Buffer>>,
     most_sends: usize,
+    /// While no more messages than these are with the device and not with the peer, nothing waits for their buffers.
+    patience: u32,
     /// An empty buffer, for messages that are nothing but their immediate data.
     bare: Buffer,
 }
@@ -38,9 +40,10 @@ impl Outbox {
         bare: Buffer,
         frame_len: usize,
         most_sends: usize,
+        patience: u32,
     ) -> Self {
         let sends = VecDeque::with_capacity(most_sends);
-        Self { connection, pool, frame_len, filling: None, sends, most_sends, bare }
+        Self { connection, pool, frame_len, filling: None, sends, most_sends, patience, bare }
     }
 
     /// Says hello.
@@ -129,7 +132,12 @@ impl Outbox {
     }
 
     fn post(&mut self, message: Buffer, kind: Kind, credits: u32) -> Result<()> {
-        let mut send = self.connection.send_with_immediate(message, immediate(kind, credits));
+        let patience = match kind {
+            Kind::Data | Kind::Credits => self.patience,
+            // Whoever shuts the stream down waits for it.
+            Kind::End | Kind::Hello => 0,
+        };
+        let mut send = self.connection.send_patiently(message, immediate(kind, credits), patience);
         match send.try_post() {
             Ok(()) | Err(Error::QueueFull { .. }) => {}
             Err(error) => return Err(error),
@@ -170,7 +178,7 @@ mod tests {
         let connecting = Connection::builder(&domain).rnr_retry(0).connect(listener.local_address());
         let (connection, _peer) = tokio::try_join!(connecting, listener.accept()).unwrap();
         let pool = BufferPool::new(&domain, 8, 1).unwrap();
-        let mut outbox = Outbox::new(connection, pool, domain.alloc(1).unwrap(), 8, 1);
+        let mut outbox = Outbox::new(connection, pool, domain.alloc(1).unwrap(), 8, 1, 0);
         let filled = outbox.fill(b"12345678", &mut Context::from_waker(std::task::Waker::noop()));
         assert_eq!(filled.unwrap(), 8);
         // The peer has posted no receive.

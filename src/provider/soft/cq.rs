@@ -326,7 +326,9 @@ impl CqShared {
             self.worked.store(true, Ordering::Relaxed);
         }
         if qp.owes_ack() {
-            deferred.push(Arc::downgrade(qp));
+            if qp.ack_is_urgent() {
+                deferred.push(Arc::downgrade(qp));
+            }
             self.want_attention();
         }
         driven.more

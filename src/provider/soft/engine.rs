@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_micros(200);
 const SPIN: Duration = Duration::from_micros(50);
 const TICK: Duration = Duration::from_millis(1);
 /// While polling goes on, ticks need not be closer than this.
-const LOOKED_AT_TICK: Duration = Duration::from_millis(8);
+pub(super) const LOOKED_AT_TICK: Duration = Duration::from_millis(8);
 /// While only timers run.
 const TIMER_TICK: Duration = Duration::from_millis(50);
 /// After so many ticks without a look, nobody looks.
@@ -391,7 +391,7 @@ impl Watched {
             if started {
                 qp.restart_watch(now);
             }
-            if self.quiet > 0 {
+            if self.quiet > 0 || !qp.ack_is_urgent() {
                 qp.flush_ack();
             }
             let tick = qp.tick(now);

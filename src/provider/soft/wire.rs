@@ -8,7 +8,7 @@ use crate::error::WcStatus;
 use crate::memory::device::BOUNCE;
 
 /// Raised whenever frames or the handshake change; the handshake compares it.
-pub(super) const VERSION: u8 = 3;
+pub(super) const VERSION: u8 = 4;
 
 pub(super) const HEADER: usize = 40;
 
@@ -73,7 +73,9 @@ pub(super) mod flag {
     /// The payload, which is a whole message, is not behind the header. There is the number, of 8 bytes, under which the sender offers it
     /// in this process.
     pub(crate) const NEAR: u8 = 32;
-    pub(crate) const ALL: u8 = FIRST | LAST | IMM | CAREFUL | SOLICIT | NEAR;
+    /// The last fragment of a Send whose end nobody waits for yet: the acknowledgement may wait for something to ride on.
+    pub(crate) const PATIENT: u8 = 64;
+    pub(crate) const ALL: u8 = FIRST | LAST | IMM | CAREFUL | SOLICIT | NEAR | PATIENT;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +168,9 @@ impl Header {
         }
         if self.has(flag::NEAR) && self.length == 0 {
             return Err("an offer of nothing");
+        }
+        if self.has(flag::PATIENT) && !(self.kind == Kind::Send && self.has(flag::LAST)) {
+            return Err("patience where none belongs");
         }
         match self.kind {
             Kind::Send | Kind::Write | Kind::ReadResponse => self.check_fragment(),
@@ -264,6 +269,8 @@ mod tests {
         bad(|h| h.length = u32::MAX);
         bad(|h| h.flags = flag::FIRST);
         bad(|h| h.flags = 0x80);
+        bad(|h| (h.flags, h.length) = (flag::FIRST | flag::PATIENT, 4));
+        bad(|h| (h.kind, h.flags) = (Kind::Write, h.flags | flag::PATIENT));
         bad(|h| (h.flags, h.length, h.total) = (h.flags | flag::NEAR, 0, 0));
         bad(|h| (h.flags, h.total) = (flag::FIRST | flag::NEAR, 9));
         bad(|h| (h.kind, h.flags) = (Kind::Bye, flag::NEAR));

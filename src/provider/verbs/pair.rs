@@ -245,7 +245,7 @@ impl Qp {
         let Some(greeting) = &mut control.greeting else { return Ok(()) };
         let request = SendRequest {
             wr_id: greeting::id(round, false),
-            op: WrOp::Send { imm: None },
+            op: WrOp::Send { imm: None, patience: 0 },
             sges: greeting.outgoing(me, peer),
             signaled: true,
             inline: false,

@@ -268,7 +268,7 @@ fn translate(request: &SendRequest) -> sys::ibv_send_wr {
     }
     let with = |imm: Option<u32>, plain, immediate| if imm.is_some() { immediate } else { plain };
     match request.op {
-        WrOp::Send { imm } => {
+        WrOp::Send { imm, .. } => {
             wr.opcode = with(imm, sys::IBV_WR_SEND, sys::IBV_WR_SEND_WITH_IMM);
             wr.__bindgen_anon_1.imm_data = imm.unwrap_or(0).to_be();
         }
@@ -325,7 +325,7 @@ mod tests {
     fn a_list_is_chained_and_every_request_has_its_entries() {
         let remote = RemoteAddress { address: 0x1000, rkey: 5 };
         let requests = [
-            request(1, WrOp::Send { imm: None }, smallvec![sge(0x10, 1, 11), sge(0x20, 2, 12)]),
+            request(1, WrOp::Send { imm: None, patience: 0 }, smallvec![sge(0x10, 1, 11), sge(0x20, 2, 12)]),
             request(2, WrOp::Read { remote }, smallvec![]),
             request(3, WrOp::FetchAdd { remote, add: 9 }, smallvec![sge(0x30, 8, 13)]),
         ];
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn entries_are_never_longer_than_a_message() {
-        let requests = [request(1, WrOp::Send { imm: None }, smallvec![sge(0x10, 5 << 30, 1)])];
+        let requests = [request(1, WrOp::Send { imm: None, patience: 0 }, smallvec![sge(0x10, 5 << 30, 1)])];
         let mut list = List::new(1, 1 << 23);
         list.build(&requests, |request| &request.sges, translate);
         assert_eq!(list.entries[0].length, 1 << 23);
@@ -384,9 +384,13 @@ mod tests {
             let atomic = wr.wr.atomic;
             assert_eq!((atomic.remote_addr, atomic.compare_add, atomic.swap, atomic.rkey), (0x1000, 7, 8, 5));
         }
-        let silent = SendRequest { signaled: false, inline: true, ..request(1, WrOp::Send { imm: None }, smallvec![]) };
+        let silent = SendRequest {
+            signaled: false,
+            inline: true,
+            ..request(1, WrOp::Send { imm: None, patience: 0 }, smallvec![])
+        };
         assert_eq!(translate(&silent).send_flags, sys::IBV_SEND_INLINE);
-        let immediate = request(1, WrOp::Send { imm: Some(0) }, smallvec![]);
+        let immediate = request(1, WrOp::Send { imm: Some(0), patience: 0 }, smallvec![]);
         assert_eq!(translate(&immediate).opcode, sys::IBV_WR_SEND_WITH_IMM);
     }
 

@@ -23,6 +23,7 @@ use self::rx::{Rx, Stop};
 use self::tx::Tx;
 use super::context::Shared;
 use super::cq::CqShared;
+use super::engine::LOOKED_AT_TICK;
 use super::keys::Key;
 use super::near::Near;
 use super::shm::{self, Wire};
@@ -91,6 +92,8 @@ pub(super) struct QpShared {
     done: AtomicU64,
     receives_posted: AtomicU64,
     ack_pending: AtomicBool,
+    /// The peer waits for it.
+    ack_urgent: AtomicBool,
     /// The peer waits to hear of receives.
     peer_careful: AtomicBool,
     tx_blocked: AtomicBool,
@@ -206,6 +209,7 @@ impl Qp {
             done: AtomicU64::new(0),
             receives_posted: AtomicU64::new(0),
             ack_pending: AtomicBool::new(false),
+            ack_urgent: AtomicBool::new(false),
             peer_careful: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             doomed: AtomicBool::new(false),
@@ -375,6 +379,19 @@ impl QpShared {
 
     pub(super) fn owes_ack(&self) -> bool {
         self.ack_pending.load(Ordering::SeqCst)
+    }
+
+    /// Whether the peer waits for the acknowledgement that is owed. Any other goes with what is sent next, or at the engine's next tick.
+    pub(super) fn ack_is_urgent(&self) -> bool {
+        self.ack_urgent.load(Ordering::SeqCst)
+    }
+
+    fn owe_ack(&self, urgent: bool) {
+        // In this order, after what is to be acknowledged: whoever takes a flag acknowledges that.
+        if urgent {
+            self.ack_urgent.store(true, Ordering::SeqCst);
+        }
+        self.ack_pending.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn writes_wait(&self) -> bool {
@@ -720,6 +737,12 @@ impl QpShared {
         }
         drop((rx, tx));
         self.make_up();
+    }
+
+    /// Whether nobody gives the peer up for an acknowledgement that waits until an engine's next tick.
+    fn outlasts_a_tick(&self) -> bool {
+        let timeout = self.config.ack_timeout;
+        timeout == Duration::ZERO || timeout >= LOOKED_AT_TICK * 4
     }
 
     /// Forgets how long nothing happened: the engine did not watch.

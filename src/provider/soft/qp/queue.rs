@@ -97,7 +97,7 @@ impl Default for SendEntry {
     fn default() -> Self {
         Self {
             wr_id: 0,
-            op: WrOp::Send { imm: None },
+            op: WrOp::Send { imm: None, patience: 0 },
             sges: SgeList::new(),
             device: None,
             length: 0,

@@ -51,7 +51,7 @@ impl QpShared {
     #[cold]
     pub(super) fn give_back(&self, srq: &SrqShared, unused: &mut ReceiveEntry) {
         for next in srq.take_back(unused) {
-            next.ack_pending.store(true, Ordering::SeqCst);
+            next.owe_ack(true);
             next.cq.postpone(&next);
         }
     }

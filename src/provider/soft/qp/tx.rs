@@ -224,7 +224,7 @@ impl Tx {
     fn write_on(&mut self, qp: &QpShared, mut ack: bool) -> bool {
         if self.blocked {
             if ack {
-                qp.ack_pending.store(true, Ordering::SeqCst);
+                qp.owe_ack(true);
             }
             return false;
         }

@@ -137,7 +137,7 @@ fn an_acknowledgement_survives_a_rewind() {
     let memory = Memory::new(&side, 60_000);
     let mut out = Vec::new();
     side.receive(100, memory.whole());
-    let batch: Vec<_> = (0..8).map(|id| request(id, WrOp::Send { imm: None }, memory.whole())).collect();
+    let batch: Vec<_> = (0..8).map(|id| request(id, WrOp::Send { imm: None, patience: 0 }, memory.whole())).collect();
     side.qp.post_send(&batch).unwrap();
     settle(&side, &mut out, 10);
     assert!(side.qp.shared().writes_wait());
@@ -178,7 +178,8 @@ fn failing_waits_for_somebody_elses_failing() {
     for _ in 0..20 {
         let (side, mut peer) = victim(config());
         let memory = Memory::new(&side, 1 << 18);
-        let batch: Vec<_> = (0..128).map(|id| request(id, WrOp::Send { imm: None }, memory.whole())).collect();
+        let batch: Vec<_> =
+            (0..128).map(|id| request(id, WrOp::Send { imm: None, patience: 0 }, memory.whole())).collect();
         side.qp.post_send(&batch).unwrap();
         peer.write_all(&[0xff; HEADER]).unwrap();
         // The engine finds the nonsense.

@@ -347,7 +347,8 @@ fn small_payloads_share_a_bounce() {
     let target = Memory::new(&b, 6400);
     let place = |memory: &Memory, id: u64| SgeList::from_slice(&[memory.sge(64 * id as usize, 64)]);
     (0..100).for_each(|id| b.receive(id, place(&target, id)));
-    let batch: Vec<_> = (0..100).map(|id| request(id, WrOp::Send { imm: None }, place(&source, id))).collect();
+    let batch: Vec<_> =
+        (0..100).map(|id| request(id, WrOp::Send { imm: None, patience: 0 }, place(&source, id))).collect();
     a.qp.post_send(&batch).unwrap();
     collect([(&a, 100), (&b, 100)]);
     assert_eq!(target.all(), source.all());
@@ -430,10 +431,10 @@ fn lists_over_several_memories_are_refused_at_posting() {
         let sges = SgeList::from_slice(&[left.sge(0, 8), right.sge(0, 8)]);
         let error = a.qp.post_receive(&[ReceiveRequest { wr_id: 1, sges: sges.clone() }]).unwrap_err();
         assert!(error.accepted == 0 && refused(error.kind));
-        let error = a.qp.post_send(&[request(1, WrOp::Send { imm: None }, sges)]).unwrap_err();
+        let error = a.qp.post_send(&[request(1, WrOp::Send { imm: None, patience: 0 }, sges)]).unwrap_err();
         assert!(error.accepted == 0 && refused(error.kind));
     }
-    let inline = SendRequest { inline: true, ..request(1, WrOp::Send { imm: None }, first.whole()) };
+    let inline = SendRequest { inline: true, ..request(1, WrOp::Send { imm: None, patience: 0 }, first.whole()) };
     assert!(refused(a.qp.post_send(&[inline]).unwrap_err().kind));
     // Nothing of that was taken, and an empty entry is nobody's memory.
     first.set(0, b"a device");

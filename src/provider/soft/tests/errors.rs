@@ -14,8 +14,11 @@ fn refused(a: &Side, b: &Side, op: WrOp, sges: SgeList, status: WcStatus) {
     let local = Memory::new(a, 8);
     b.receive(50, SgeList::new());
     let after = write_to(RemoteAddress::default());
-    let batch =
-        [request(1, op, sges), request(2, after, SgeList::new()), request(3, WrOp::Send { imm: None }, local.whole())];
+    let batch = [
+        request(1, op, sges),
+        request(2, after, SgeList::new()),
+        request(3, WrOp::Send { imm: None, patience: 0 }, local.whole()),
+    ];
     // First, since nothing can be posted once the answer is there.
     a.receive(4, SgeList::new());
     a.qp.post_send(&batch).unwrap();
@@ -96,7 +99,7 @@ fn a_message_longer_than_its_receive_fails_on_both_sides() {
     let (source, target) = (Memory::new(&a, 65), Memory::new(&b, 64));
     b.receive(1, target.whole());
     b.receive(2, target.whole());
-    let send = WrOp::Send { imm: None };
+    let send = WrOp::Send { imm: None, patience: 0 };
     a.qp.post_send(&[request(1, send, source.whole()), request(2, send, SgeList::new())]).unwrap();
     let [done, received] = collect([(&a, 2), (&b, 2)]);
     assert_eq!(statuses(&done), [(1, WcStatus::RemoteInvalidRequest), (2, WcStatus::Flushed)]);
@@ -150,7 +153,7 @@ fn posts_are_refused_where_they_must_be() {
     let (a, b) = Options { configs: [small, config()], ..Options::default() }.connect();
     let memory = Memory::new(&a, 100);
     let two = SgeList::from_slice(&[memory.sge(0, 1), memory.sge(1, 1)]);
-    let send = |sges, inline| SendRequest { inline, ..request(1, WrOp::Send { imm: None }, sges) };
+    let send = |sges, inline| SendRequest { inline, ..request(1, WrOp::Send { imm: None, patience: 0 }, sges) };
     let invalid = [send(two, false), send(memory.whole(), true)];
     for bad in invalid {
         let error = a.qp.post_send(&[bad]).unwrap_err();

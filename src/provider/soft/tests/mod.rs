@@ -7,6 +7,7 @@ mod errors;
 mod flow;
 mod hostile;
 mod operations;
+mod patience;
 mod setup;
 mod shm;
 mod speed;
@@ -225,7 +226,7 @@ impl Side {
     }
 
     fn send(&self, wr_id: u64, sges: SgeList) {
-        self.post(wr_id, WrOp::Send { imm: None }, sges);
+        self.post(wr_id, WrOp::Send { imm: None, patience: 0 }, sges);
     }
 
     fn receive(&self, wr_id: u64, sges: SgeList) {

@@ -13,7 +13,7 @@ fn sends_arrive_with_their_immediate() {
         let target = Memory::new(&b, 200);
         b.receive(7, target.whole());
         b.receive(8, target.whole());
-        a.post(1, WrOp::Send { imm: Some(0xabcd) }, source.whole());
+        a.post(1, WrOp::Send { imm: Some(0xabcd), patience: 0 }, source.whole());
         a.send(2, SgeList::new());
         let [sent, received] = collect([(&a, 2), (&b, 2)]);
         assert_success(&sent, [1, 2]);
@@ -213,7 +213,7 @@ fn several_queue_pairs_share_a_completion_queue() {
     for round in 0..200u64 {
         for (index, (a, b)) in pairs.iter().enumerate() {
             b.post_receive(&[ReceiveRequest { wr_id: index as u64, sges: targets[index].whole() }]).unwrap();
-            a.post_send(&[request(round, WrOp::Send { imm: None }, source.whole())]).unwrap();
+            a.post_send(&[request(round, WrOp::Send { imm: None, patience: 0 }, source.whole())]).unwrap();
         }
         let mut seen = [0; 2];
         wait_until(|| {

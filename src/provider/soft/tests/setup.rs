@@ -215,7 +215,8 @@ fn a_link_is_cut_after_so_many_bytes() {
             b.receive(id, target.whole());
         }
         // At once: the link may be cut before a further call.
-        let sends: Vec<_> = (0..5).map(|id| request(id, WrOp::Send { imm: None }, source.whole())).collect();
+        let sends: Vec<_> =
+            (0..5).map(|id| request(id, WrOp::Send { imm: None, patience: 0 }, source.whole())).collect();
         a.qp.post_send(&sends).unwrap();
         let [done, received] = collect([(&a, 5), (&b, 5)]);
         for side in [&a, &b] {

@@ -222,7 +222,8 @@ fn busy(side: &Side) -> ([Memory; 2], Memory, Grant) {
     (0..4).for_each(|id| side.receive(id, target.whole()));
     // At once: the first one may find that the link is broken.
     let read = WrOp::Read { remote: RemoteAddress::default() };
-    let requests = [request(9, WrOp::Send { imm: None }, source.whole()), request(10, read, target.whole())];
+    let requests =
+        [request(9, WrOp::Send { imm: None, patience: 0 }, source.whole()), request(10, read, target.whole())];
     side.qp.post_send(&requests).unwrap();
     ([source, target], exposed, grant)
 }

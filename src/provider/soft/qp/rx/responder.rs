@@ -194,7 +194,7 @@ impl Rx {
                 self.landed(qp)?;
                 self.message = None;
                 self.key = None;
-                self.request_done(qp);
+                self.request_done(qp, !header.has(flag::PATIENT));
                 if self.holds_receive {
                     let opcode = if header.kind == Kind::Send { Opcode::Receive } else { Opcode::ReceiveWriteImm };
                     self.complete_receive(qp, WcStatus::Success, opcode, total, imm);
@@ -218,7 +218,7 @@ impl Rx {
             Kind::AtomicResponse => self.atomic_response(qp, header),
             Kind::Ack => {
                 if header.has(flag::SOLICIT) {
-                    qp.ack_pending.store(true, Ordering::SeqCst);
+                    qp.owe_ack(true);
                 }
                 Ok(())
             }
@@ -230,7 +230,7 @@ impl Rx {
                 qp.rnr_naks_received.fetch_add(1, Ordering::Relaxed);
                 tx.rewind(qp, msn, Duration::from_micros(u64::from(header.total)))?;
                 // Frames that carried an acknowledgement may be gone.
-                qp.ack_pending.store(true, Ordering::SeqCst);
+                qp.owe_ack(true);
                 qp.check_patience(&mut tx);
                 Ok(())
             }
@@ -307,7 +307,7 @@ impl Rx {
             }
             tx.responses.push_back(Response { msn, body });
         }
-        self.request_done(qp);
+        self.request_done(qp, true);
         Ok(())
     }
 
@@ -337,11 +337,10 @@ impl Rx {
         Ok(())
     }
 
-    fn request_done(&mut self, qp: &QpShared) {
+    fn request_done(&mut self, qp: &QpShared, awaited: bool) {
         self.expected += 1;
-        // In this order: whoever takes the flag acknowledges this.
         qp.done.store(self.expected, Ordering::Release);
-        qp.ack_pending.store(true, Ordering::Release);
+        qp.owe_ack(awaited);
         self.unacked_messages += 1;
     }
 

@@ -62,6 +62,7 @@ impl Tx {
         if qp.owes_ack() {
             // What was done before it was set is acknowledged here.
             qp.ack_pending.swap(false, Ordering::AcqRel);
+            qp.ack_urgent.swap(false, Ordering::AcqRel);
         }
         (header.ack, header.limit) = qp.piggyback();
         if self.careful {
@@ -122,7 +123,7 @@ impl Tx {
     }
 
     fn frame_request(&mut self, qp: &QpShared) -> bool {
-        let (msn, offset) = (self.next, self.offset);
+        let (msn, offset, unanswered) = (self.next, self.offset, self.sq.len());
         let Some(entry) = self.sq.get((msn - self.base) as usize) else { return false };
         if entry.poison.is_some() || self.refusal.is_some() {
             return false;
@@ -139,7 +140,7 @@ impl Tx {
         let mut payload = Payload::None;
         let mut last = true;
         match entry.op {
-            WrOp::Send { imm } | WrOp::Write { imm, .. } => {
+            WrOp::Send { imm, .. } | WrOp::Write { imm, .. } => {
                 let len = (total - offset).min(fragment(qp, entry.device.is_some()));
                 last = offset + len == total;
                 header.length = len as u32;
@@ -153,6 +154,10 @@ impl Tx {
                     if offset == 0 {
                         (header.address, header.key) = (remote.address, remote.rkey);
                     }
+                }
+                if let WrOp::Send { patience, .. } = entry.op {
+                    let patient = last && unanswered <= patience as usize && qp.outlasts_a_tick();
+                    header.flags |= if patient { flag::PATIENT } else { 0 };
                 }
                 if let Some(imm) = imm {
                     header.flags |= flag::IMM;

@@ -30,7 +30,7 @@ fn fails(road: Road, operation: Operation, at_a: bool, nth: i64, failing: Failin
     b.receive(11, SgeList::new());
     a.receive(4, SgeList::new());
     let (op, sges) = match operation {
-        Operation::Send => (WrOp::Send { imm: None }, mine.whole()),
+        Operation::Send => (WrOp::Send { imm: None, patience: 0 }, mine.whole()),
         Operation::Write => (WrOp::Write { remote, imm: None }, mine.whole()),
         Operation::WriteImm => (WrOp::Write { remote, imm: Some(1) }, mine.whole()),
         Operation::Read => (WrOp::Read { remote }, mine.whole()),

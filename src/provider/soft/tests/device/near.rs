@@ -74,7 +74,8 @@ fn a_drive_ends_with_offers_left_and_the_rest_is_not_forgotten() {
     let place = |memory: &Memory, id: u64| SgeList::from_slice(&[memory.sge(64 * id as usize, 64)]);
     let mute = b.qp.shared().mute();
     (0..count).for_each(|id| b.receive(id, place(&target, id)));
-    let batch: Vec<_> = (0..count).map(|id| request(id, WrOp::Send { imm: None }, place(&source, id))).collect();
+    let batch: Vec<_> =
+        (0..count).map(|id| request(id, WrOp::Send { imm: None, patience: 0 }, place(&source, id))).collect();
     a.qp.post_send(&batch).unwrap();
     drop(mute);
     // Only until something came: the rest is left to nobody but the engine.
