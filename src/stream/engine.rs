@@ -135,6 +135,10 @@ impl Engine {
     /// Takes in what has arrived, until there are bytes to read.
     pub(super) fn advance_for_reader(&mut self, wanted: usize) {
         self.reads += 1;
+        // A task that has much to do comes here more often than messages do.
+        if !self.wakers.news.swap(false, Ordering::SeqCst) && self.failed.is_none() {
+            return;
+        }
         let credits = self.credits.available();
         self.take_in(wanted);
         self.push_out();

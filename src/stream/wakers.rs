@@ -7,11 +7,21 @@ use std::task::{Wake, Waker};
 use futures::task::AtomicWaker;
 
 /// The waker of the operations that are next in line: whoever waits for the stream is woken.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Wakers {
     pub reader: AtomicWaker,
     pub writer: AtomicWaker,
+    /// Something happened since the stream last took in what there was.
+    pub news: AtomicBool,
     pub keeper: Arc<Keeper>,
+}
+
+impl Default for Wakers {
+    fn default() -> Self {
+        let nobody = AtomicWaker::new;
+        // The receives that a stream begins with were not asked yet.
+        Self { reader: nobody(), writer: nobody(), news: AtomicBool::new(true), keeper: Arc::default() }
+    }
 }
 
 impl Wakers {
@@ -28,6 +38,7 @@ impl Wake for Wakers {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
+        self.news.store(true, Ordering::SeqCst);
         self.wake_halves();
         if self.keeper.wanted.load(Ordering::SeqCst) {
             self.keeper.task.wake();

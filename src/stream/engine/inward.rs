@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use super::Engine;
@@ -27,6 +28,10 @@ impl Engine {
                     }
                 }
             }
+        }
+        // The next message leaves no waker behind unless it was asked for.
+        if self.inbox.len() >= wanted {
+            self.wakers.news.store(true, Ordering::SeqCst);
         }
     }
 
@@ -83,7 +88,13 @@ impl Engine {
         }
         let mut receive = self.connection.receive(buffer);
         match receive.try_post() {
-            Ok(()) => self.receives.push_back(receive),
+            Ok(()) => {
+                self.receives.push_back(receive);
+                if self.receives.len() == 1 {
+                    // There was none to leave a waker with.
+                    self.wakers.news.store(true, Ordering::SeqCst);
+                }
+            }
             Err(error) => self.fail(failure::reason(error, &self.connection)),
         }
     }
