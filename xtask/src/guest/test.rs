@@ -1,4 +1,4 @@
-//! The tests of RDMA NICs, and the quickstart, over Soft-RoCE.
+//! The tests of RDMA NICs, the quickstart, and services that run over streams, over Soft-RoCE.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -37,6 +37,9 @@ const TOOLS: &[&str] = &["strace"];
 
 /// What the quickstart says of the device that it took.
 const CHOSEN: &str = "device rxe0 (verbs), link RoCE";
+
+/// Unchanged tonic and hyper; each compares what comes back, and says which device it took.
+const SERVICES: [(&str, &str); 2] = [("grpc_tonic", "device rxe0"), ("http_hyper", "device rxe0, link RoCE")];
 
 /// What the guest printed, and what that adds up to.
 pub struct Outcome {
@@ -87,8 +90,12 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
     }
     let everything = args.filters.is_empty() && args.tests.len() == TESTS.len();
     if everything {
-        programs.extend(build("build", "--example quickstart")?);
+        // Together, so that the library has the same features for both, and is built once.
+        programs.extend(build("build", "--example quickstart --package services --bins")?);
         job += "/programs/quickstart --timeout 60 && echo 'guest: quickstart succeeded'\n";
+        for (service, _) in SERVICES {
+            job += &format!("/programs/{service} --quick && echo 'guest: {service} succeeded'\n");
+        }
     }
     if args.tests.iter().any(|test| test == "verbs") {
         for (variable, peer) in [("ASYNC_RDMA", peers::async_rdma("dev")?), ("PINGPONG", peers::pingpong()?)] {
@@ -102,8 +109,11 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
     let mut outcome = summary(console, expected)?;
     outcome.seconds = start.elapsed().as_secs();
     if everything {
-        let well = [CHOSEN, "guest: quickstart succeeded"].iter().all(|line| outcome.console.contains(line));
-        *(if well { &mut outcome.passed } else { &mut outcome.failed }) += 1;
+        for (program, chosen) in [("quickstart", CHOSEN)].into_iter().chain(SERVICES) {
+            let done = format!("guest: {program} succeeded");
+            let well = [chosen, &done].iter().all(|line| outcome.console.contains(line));
+            *(if well { &mut outcome.passed } else { &mut outcome.failed }) += 1;
+        }
     }
     Ok(outcome)
 }

@@ -1,7 +1,8 @@
 //! gRPC over RDMA: tonic's server and client, unchanged, on an `RdmaStream`; and the same over a `TcpStream`, to compare.
 //! Without protoc: the messages are structs, and the service is written out.
 //!
-//! `cargo run --release -p services --bin grpc_tonic`. The software device shows each link that it has on one machine.
+//! `cargo run --release -p services --bin grpc_tonic`. The software device shows each link that it has on one machine. With `--quick` each
+//! length goes there and back a few times, which measures nothing.
 
 mod echo;
 mod transport;
@@ -19,6 +20,8 @@ use crate::echo::{Echo, EchoClient, Text};
 use crate::transport::{Io, channel};
 
 const ROUNDS: usize = 5;
+/// Calls in the one round of a quick run, the first half of which only warms up.
+const QUICK: usize = 10;
 /// Lengths of the messages, and calls in a round.
 const LENGTHS: [(usize, usize); 3] = [(64, 400), (16 << 10, 400), (1 << 20, 40)];
 /// Calls before a round counts.
@@ -36,18 +39,21 @@ async fn main() -> Result<()> {
         ways.push(over_rdma(&sharing, sharing.local_address(0)?).await?);
     }
 
-    println!("unary echo, medians over {ROUNDS} rounds in turns; in brackets, as a share of that over a TcpStream");
+    let quick = std::env::args().any(|argument| argument == "--quick");
+    let rounds = if quick { 1 } else { ROUNDS };
+    println!("unary echo, medians over {rounds} rounds in turns; in brackets, as a share of that over a TcpStream");
     println!("device {}", device.name());
     println!("| length |{}", ways.iter().map(|(name, _)| format!(" {name} |")).collect::<String>());
     println!("|-------:|{}", "---:|".repeat(ways.len()));
     for (length, calls) in LENGTHS {
-        let mut rounds = vec![Vec::new(); ways.len()];
-        for _ in 0..ROUNDS {
-            for ((_, channel), times) in ways.iter().zip(&mut rounds) {
-                times.push(round(channel, length, calls).await?);
+        let (warm_up, calls) = if quick { (QUICK / 2, QUICK / 2) } else { (WARM_UP, calls) };
+        let mut times = vec![Vec::new(); ways.len()];
+        for _ in 0..rounds {
+            for ((_, channel), times) in ways.iter().zip(&mut times) {
+                times.push(round(channel, length, warm_up, calls).await?);
             }
         }
-        let medians: Vec<_> = rounds.into_iter().map(median).collect();
+        let medians: Vec<_> = times.into_iter().map(median).collect();
         let cell = |time: &Duration| format!(" {time:.1?} ({:.2}) |", time.as_secs_f64() / medians[0].as_secs_f64());
         println!("| {length} |{}", medians.iter().map(cell).collect::<String>());
     }
@@ -80,14 +86,14 @@ async fn over_tcp() -> Result<Channel> {
     Ok(endpoint.connect().await?) // without Nagle's delay, as is tonic's default
 }
 
-async fn round(channel: &Channel, length: usize, calls: usize) -> Result<Duration> {
+async fn round(channel: &Channel, length: usize, warm_up: usize, calls: usize) -> Result<Duration> {
     let mut client = EchoClient::new(channel.clone());
     let text = Text { bytes: (0..length).map(|at| (at % 251) as u8).collect() };
     let mut times = Vec::with_capacity(calls);
-    for call in 0..WARM_UP + calls {
+    for call in 0..warm_up + calls {
         let start = Instant::now();
         let answer = client.echo(text.clone()).await?;
-        if call >= WARM_UP {
+        if call >= warm_up {
             times.push(start.elapsed());
         }
         ensure!(answer == text, "the answer is not the request");
