@@ -17,6 +17,9 @@ use crate::memory::device::Shareable;
 /// GPUDirect RDMA pins memory in units of this size, and so allocations are made of whole ones.
 const UNIT: usize = 64 << 10;
 
+/// Longer memory is not given to other processes, since taking it back needs as much again.
+const SHARED: usize = 4 << 30;
+
 /// Memory that NICs may be given; that of the stream-ordered pools may not.
 #[derive(Debug)]
 pub(super) struct Allocation {
@@ -59,7 +62,7 @@ impl Allocation {
 
     /// Whether other processes can be given it.
     pub(super) fn is_shareable(&self, gpu: &Inner) -> bool {
-        gpu.capabilities().shareable && self.mapping().is_some()
+        gpu.capabilities().shareable && self.mapping().is_some_and(|mapping| mapping.len() <= SHARED)
     }
 
     /// Puts other memory in its place, with the same contents, where other processes may have been given it.

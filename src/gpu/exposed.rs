@@ -117,9 +117,9 @@ impl GpuExposedRegion {
 
     /// Revokes the key and gives the buffer back, with all that peers wrote visible to the GPU. From then on no peer reaches it.
     ///
-    /// Where a peer's GPU had the memory mapped, the contents move to other memory at the same address, in the time of a copy within the GPU
-    /// and of an allocation, and as much memory is needed twice for that time. The thread waits for it, and first for the GPU's
-    /// own work on these bytes; await [`idle`](Self::idle) before.
+    /// Where the memory was given to a peer's process, the contents move to other memory at the same address, in the time of a copy within
+    /// the GPU and of an allocation. As much memory is needed once more until the peer has let go of the old, which it does at its next look at
+    /// the link. The thread waits for the copy, and first for the GPU's own work on these bytes; await [`idle`](Self::idle) before.
     ///
     /// # Errors
     ///
@@ -133,10 +133,12 @@ impl GpuExposedRegion {
         Ok(self.buffer)
     }
 
+    /// The key is revoked, and no guard lives, so that nothing new begins on the bytes.
     fn take_back(&self) -> Result<(), GpuError> {
-        let held = self.buffer.held();
-        held.known()?.iter().try_for_each(|event| event.wait())?;
-        held.shareable().map_or(Ok(()), |memory| memory.renew(self.gpu().inner()))
+        let (held, gpu) = (self.buffer.held(), self.gpu().inner());
+        let uses = held.uses.lock().all(gpu)?;
+        uses.iter().try_for_each(|event| event.wait())?;
+        held.shareable().map_or(Ok(()), |memory| memory.renew(gpu))
     }
 
     fn make_visible(&self) -> Result<()> {

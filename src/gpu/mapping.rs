@@ -104,11 +104,12 @@ impl Mapping {
             .map_err(GpuError::driver("cuMemcpyDtoDAsync"))?;
         driver::own(&gpu.context, "cuStreamSynchronize", || stream.synchronize())?;
         drop(elsewhere);
+        let others = others_with_access(gpu, address)?;
         let behind = &mut *self.behind.lock();
         behind.range.unmap().map_err(GpuError::driver("cuMemUnmap"))?;
         behind.range.map(gpu, &fresh)?;
         behind.handle = fresh;
-        Ok(())
+        others.into_iter().try_for_each(|access| behind.range.open(&access))
     }
 }
 
@@ -178,17 +179,23 @@ impl Range {
         // SAFETY: a reserved range that nothing is mapped to.
         unsafe { sys::cuMemMap(address, len, 0, handle.number, 0) }.result().map_err(GpuError::driver("cuMemMap"))?;
         self.mapped = true;
-        let access = sys::CUmemAccessDesc {
+        self.open(&sys::CUmemAccessDesc {
             location: location(gpu),
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the range was just mapped; one descriptor.
-        unsafe { sys::cuMemSetAccess(address, len, &access, 1) }.result().map_err(GpuError::driver("cuMemSetAccess"))
+        })
+    }
+
+    fn open(&self, access: &sys::CUmemAccessDesc) -> Result<(), GpuError> {
+        // SAFETY: the range is mapped; one descriptor.
+        unsafe { sys::cuMemSetAccess(self.address, self.len, access, 1) }
+            .result()
+            .map_err(GpuError::driver("cuMemSetAccess"))
     }
 
     fn unmap(&mut self) -> Result<(), cudarc::driver::DriverError> {
         if std::mem::take(&mut self.mapped) {
-            // SAFETY: mapped by `map`; whoever drops or renews it sees to it that the last use has ended, and the registration is gone.
+            // SAFETY: mapped by `map`. Whoever drops or renews it sees to it that the last use has ended; a registration with a NIC, which
+            // renewed memory has none of, is gone.
             unsafe { sys::cuMemUnmap(self.address, self.len) }.result()?;
         }
         Ok(())
@@ -207,14 +214,38 @@ impl Drop for Range {
     }
 }
 
+/// What other GPUs than the owner may do with what is mapped at an address.
+fn others_with_access(gpu: &Inner, address: u64) -> Result<Vec<sys::CUmemAccessDesc>, GpuError> {
+    let count = result::device::get_count().map_err(GpuError::driver("cuDeviceGetCount"))?;
+    let own = gpu.context.cu_device();
+    let mut others = Vec::new();
+    for location in (0..count).filter(|device| *device != own).map(location_of) {
+        let mut allowed = 0;
+        // SAFETY: the pointers are to values of this frame.
+        unsafe { sys::cuMemGetAccess(&mut allowed, &location, address) }
+            .result()
+            .map_err(GpuError::driver("cuMemGetAccess"))?;
+        // The only kind that is ever given, beside none.
+        if allowed == sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64 {
+            let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            others.push(sys::CUmemAccessDesc { location, flags });
+        }
+    }
+    Ok(others)
+}
+
 /// Where the GPU's memory is.
 pub(super) fn location(gpu: &Inner) -> sys::CUmemLocation {
+    location_of(gpu.context.cu_device())
+}
+
+fn location_of(device: sys::CUdevice) -> sys::CUmemLocation {
     // SAFETY: plain data, for which zeros mean "nowhere".
     let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
     location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     // By its place: what it is called depends on the version of CUDA that cudarc was told to be built for.
     // SAFETY: the location is the type and then the device, 4 bytes each, in all of them (cuda.h, `CUmemLocation`).
-    unsafe { (&raw mut location).cast::<i32>().add(1).write(gpu.context.cu_device()) };
+    unsafe { (&raw mut location).cast::<i32>().add(1).write(device) };
     location
 }
 

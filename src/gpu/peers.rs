@@ -106,7 +106,7 @@ impl Peers {
         if same(source, target) {
             target.bind()?;
             // SAFETY: both are registered memory of this context, which their owners keep and leave alone until the operation has
-            // ended, and that is not before `wait`.
+            // ended, and that is not before `wait`; or memory of another process, which whoever copies keeps mapped for as long.
             unsafe { result::memcpy_dtod_async(to, from, len, stream) }
                 .map_err(GpuError::driver("cuMemcpyDtoDAsync"))?;
         } else {

@@ -122,6 +122,12 @@ impl Uses {
         Self { writes: self.writes.clone(), reads: self.reads.clone(), broken: self.broken.clone(), ..Self::default() }
     }
 
+    /// What is under way, for who has the buffer to itself.
+    pub(super) fn all(&mut self, gpu: &Inner) -> Result<Vec<Event>, GpuError> {
+        self.close_forgotten(gpu);
+        self.known(gpu)
+    }
+
     /// What is under way, without the work of readers whose guard is alive: it may still be being submitted.
     pub(super) fn known(&mut self, gpu: &Inner) -> Result<Vec<Event>, GpuError> {
         self.close_forgotten_writer(gpu);

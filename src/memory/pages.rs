@@ -133,12 +133,12 @@ pub(crate) fn is_ordinary(memory: &OwnedFd) -> io::Result<bool> {
 /// One of the process's descriptors. A quarter of them are for exposed regions; a program may need the others, and its further
 /// regions work without.
 #[derive(Debug)]
-struct Place;
+pub(crate) struct Place;
 
 static PLACES: AtomicU64 = AtomicU64::new(0);
 
 impl Place {
-    fn take() -> io::Result<Self> {
+    pub(crate) fn take() -> io::Result<Self> {
         let place = Self;
         if PLACES.fetch_add(1, Ordering::Relaxed) < limit(Resource::Nofile) / 4 {
             Ok(place)

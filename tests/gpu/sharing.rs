@@ -7,7 +7,7 @@ use tokio_rdma::{Access, Connection, Error, RemoteRegion, WcStatus};
 
 use crate::common::process::{Parent, Second, test_name, two_processes};
 use crate::common::{End, Rig, Setup};
-use crate::gpu::{Gpu, skipped};
+use crate::gpu::{Gpu, fake, skipped};
 
 const LEN: usize = 3 << 20;
 
@@ -58,7 +58,7 @@ async fn drives(rig: Rig, mut second: Second, case: impl AsyncFnOnce(Driver)) {
     let end = End::new(&domain, Connection::connect(&domain, address.as_str()).await.unwrap());
     if !gpu.capabilities().shareable {
         skipped("this GPU's memory cannot be given to other processes");
-        return second.end().await;
+        return second.kill().await;
     }
     case(Driver { gpu, end, remote, second }).await;
 }
@@ -189,8 +189,11 @@ mod cases {
     pub async fn takes_back(mut it: Follower) {
         it.parent.hear().await.unwrap();
         let address = it.region.remote().address();
+        let allocations = || fake().map(|fake| fake.get("cuMemCreate"));
+        let before = allocations();
         let memory = it.region.reclaim().unwrap();
         assert_eq!(memory.address(), address);
+        assert_eq!(allocations(), before.map(|before| before + 1), "other memory is there now");
         it.parent.say("taken back");
         it.parent.hear().await.unwrap();
         assert_eq!(it.gpu.mismatches(&memory, LEN, 2), 0, "what the peer wrote before, and nothing after");

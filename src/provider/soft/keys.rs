@@ -9,7 +9,7 @@ use super::shm::{Grant, Kind, Wire};
 use crate::memory::Access;
 use crate::memory::device::{DeviceMemory, Shareable};
 use crate::memory::dma::Segment;
-use crate::memory::pages::Pages;
+use crate::memory::pages::{Pages, Place};
 use crate::sync::Mutex;
 
 /// A key is a slot's index, mixed with how often the slot was used and with a random number of this context.
@@ -46,7 +46,7 @@ pub(super) struct Key {
     /// Where it is a device's that other processes can be given.
     shareable: OnceLock<Arc<dyn Shareable>>,
     /// What they are given; nothing if that failed.
-    exported: OnceLock<Option<OwnedFd>>,
+    exported: OnceLock<Option<(OwnedFd, Place)>>,
     /// To whom it is lent, and which slot of the link opens it.
     lent: Mutex<Vec<(Arc<Wire>, usize)>>,
 }
@@ -150,15 +150,17 @@ impl Key {
             return Some((Kind::Host, pages.address(), pages.len() as u64, pages.memory()));
         }
         let memory = self.shareable.get()?;
-        let exported = self.exported.get_or_init(|| match memory.export() {
-            Ok(exported) => Some(exported),
-            Err(error) => {
-                tracing::debug!(%error, "memory of a device cannot be given to another process");
-                None
-            }
-        });
+        let exported =
+            self.exported.get_or_init(|| match Place::take().and_then(|place| Ok((memory.export()?, place))) {
+                Ok(exported) => Some(exported),
+                Err(error) => {
+                    tracing::debug!(%error, "memory of a device cannot be given to another process");
+                    None
+                }
+            });
         let (start, len) = memory.range();
-        Some((Kind::Device, start, len as u64, exported.as_ref()?.as_fd()))
+        let (exported, _) = exported.as_ref()?;
+        Some((Kind::Device, start, len as u64, exported.as_fd()))
     }
 
     /// A link has ended, and all its slots are closed.

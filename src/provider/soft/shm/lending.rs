@@ -103,6 +103,7 @@ impl Wire {
         lent.over = true;
         // What is under way counts for nothing: the owner of the memory goes on without it.
         (0..SLOTS).for_each(|slot| self.memory.slot(self.direction, slot).abandon());
+        self.windows.lock().clear();
         lent.keys.iter_mut().filter_map(|key| key.take()?.upgrade()).collect()
     }
 
@@ -122,6 +123,11 @@ impl Wire {
         let Some(socket) = &self.socket else { return };
         let mut windows = self.windows.lock();
         self.reader.hear(self.memory.positions(1 - self.direction));
+        // What was taken back is held no longer.
+        windows.retain(|window| {
+            self.memory.slot(1 - self.direction, window.grant.slot as usize).is_open(window.grant.number)
+        });
+        self.has_windows.store(!windows.is_empty(), Ordering::Relaxed);
         for _ in 0..MESSAGES {
             if self.ends.load(Ordering::SeqCst) {
                 return;

@@ -19,13 +19,14 @@ use crate::memory::Access;
 use crate::memory::device::{DeviceMemory, Imported};
 use crate::memory::dma::Segment;
 use crate::memory::mapped::Mapped;
-use crate::memory::pages::{MAPPED, is_ordinary};
+use crate::memory::pages::{MAPPED, Place, is_ordinary};
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Slots in each direction: so many regions of a peer are used directly at a time, and any further ones through the ring.
 pub(super) const SLOTS: usize = 32;
 
-/// For so long an owner waits for a copy of at most 256 KiB to end. One that takes longer is of a process that was stopped.
+/// For so long an owner waits for a copy of at most 256 KiB to end, or for what a GPU copies in a millisecond. One that takes longer is of a
+/// process that was stopped.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The state of a slot that opens nothing.
@@ -85,6 +86,11 @@ impl Slot {
         true
     }
 
+    /// Whether it is open under this number, as far as the other end can tell without using it.
+    pub(super) fn is_open(&self, number: u32) -> bool {
+        self.state.load(Ordering::Relaxed) == number
+    }
+
     /// The other end uses the memory, if the slot is open under this number. `None`: it was not, or what was done does not count.
     pub(super) fn enter<T>(&self, number: u32, then: impl FnOnce() -> T) -> Option<T> {
         self.busy.store(1, Ordering::Relaxed);
@@ -131,12 +137,15 @@ pub(super) struct Window {
 #[derive(Debug)]
 enum Memory {
     Host(Mapped),
-    /// With all devices of this side that have used it.
-    Device(OwnedFd, Vec<(Arc<dyn DeviceMemory>, Box<dyn Imported>)>),
+    /// With the devices of this side that have used it.
+    Device(OwnedFd, Place, Vec<(Arc<dyn DeviceMemory>, Box<dyn Imported>)>),
 }
 
+/// For so many devices, as a program has opened them, a region is mapped at a time.
+const DEVICES: usize = 8;
+
 impl Window {
-    /// Maps a region, read-only if that is all that was granted; one of a device when it is first used.
+    /// Maps a region, read-only if that is all that was granted; one of a device when it is first used, and in any case for both.
     pub(super) fn map(grant: Grant, memory: OwnedFd) -> io::Result<Self> {
         let end = grant.offset.checked_add(grant.len).ok_or_else(|| wrong("a region that wraps around"))?;
         let size = match grant.kind {
@@ -153,7 +162,7 @@ impl Window {
                 let writes = grant.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
                 Memory::Host(Mapped::new(memory.as_fd(), len, writes)?)
             }
-            Kind::Device => Memory::Device(memory, Vec::new()),
+            Kind::Device => Memory::Device(memory, Place::take()?, Vec::new()),
         };
         Ok(Self { grant, memory })
     }
@@ -174,13 +183,15 @@ impl Window {
         address: u64,
         len: usize,
     ) -> Option<io::Result<Segment>> {
-        let Memory::Device(file, mapped) = &mut self.memory else { return None };
+        let Memory::Device(file, _, mapped) = &mut self.memory else { return None };
         let at = self.grant.find(rkey, needed, address, len)?;
         let known = mapped.iter().position(|(known, _)| Arc::ptr_eq(known, device));
         let known = match known {
             Some(known) => known,
             None => match device.import(file.as_fd(), self.grant.size as usize) {
                 Ok(imported) => {
+                    // Nothing is copied while somebody is here.
+                    mapped.truncate(DEVICES - 1);
                     mapped.push((Arc::clone(device), imported));
                     mapped.len() - 1
                 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::super::QpShared;
-use super::super::carrier::Carrier;
+use super::super::carrier::{Carrier, TURN};
 use super::super::queue::{SendEntry, span};
 use super::Tx;
 use crate::memory::Access;
@@ -43,6 +43,8 @@ impl Tx {
     }
 
     fn carry_out_directly(&mut self, qp: &QpShared, budget: &mut usize) -> bool {
+        // Of all copies of devices together.
+        let mut turn = None;
         // Nothing is under way: all before `base` are done, and nothing from there on was begun.
         while self.next == self.base && self.offset == 0 && self.refusal.is_none() {
             let Some(entry) = self.sq.get_mut(0) else { return false };
@@ -54,7 +56,11 @@ impl Tx {
             }
             let step = match entry.device.clone() {
                 None => step(qp, entry, (*budget).min(CHUNK)),
-                Some(device) => step_of_device(qp, entry, &device, &mut self.carrier),
+                Some(_) if turn.is_some_and(|turn: Instant| turn.elapsed() >= TURN) => return true,
+                Some(device) => {
+                    let turn = *turn.get_or_insert_with(Instant::now);
+                    step_of_device(qp, entry, &device, &mut self.carrier, turn)
+                }
             };
             match step {
                 Step::Framed => {
@@ -123,7 +129,13 @@ fn step(qp: &QpShared, entry: &mut SendEntry, most: usize) -> Step {
 
 /// A device copies: as much as there is time for, and waits for that. It sees what it wrote before this returns, and so does the
 /// peer's whose memory it is.
-fn step_of_device(qp: &QpShared, entry: &mut SendEntry, device: &Arc<dyn DeviceMemory>, carrier: &mut Carrier) -> Step {
+fn step_of_device(
+    qp: &QpShared,
+    entry: &mut SendEntry,
+    device: &Arc<dyn DeviceMemory>,
+    carrier: &mut Carrier,
+    turn: Instant,
+) -> Step {
     let Some(wire) = &qp.wire else { return Step::Framed };
     let (length, done) = (entry.length as usize, entry.received as usize);
     let wanted = wanted(entry).filter(|(_, needed)| *needed != Access::REMOTE_ATOMIC);
@@ -135,7 +147,7 @@ fn step_of_device(qp: &QpShared, entry: &mut SendEntry, device: &Arc<dyn DeviceM
             if needed == Access::REMOTE_WRITE { (&ours[..], &theirs[..]) } else { (&theirs[..], &ours[..]) };
         // What is mapped for a device is as its own.
         let transfer = || device.transfer(&**device);
-        let (copied, outcome) = carrier.copy(transfer().ok()??, transfer, (from, to), Instant::now());
+        let (copied, outcome) = carrier.copy(transfer().ok()??, transfer, (from, to), turn);
         // One that fails does so again in the frames, and is told there.
         outcome.ok().map(|()| copied)
     });
