@@ -36,7 +36,7 @@ mod worker;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use tokio::task::JoinSet;
 
@@ -66,6 +66,11 @@ async fn main() -> ExitCode {
 
 async fn launch(options: &Options) -> Result<()> {
     check_gpus(options.compute, options.gpu, options.gpus)?;
+    let (gpus, processes) = (options.gpus.unwrap_or(1), options.workers.div_ceil(options.per_process));
+    ensure!(
+        gpus <= processes,
+        "{gpus} GPUs for {processes} worker processes: raise --workers, or lower --per-process or --gpus"
+    );
     launch::run(options).await
 }
 

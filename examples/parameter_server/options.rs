@@ -91,7 +91,7 @@ pub struct Options {
     pub gpu: usize,
 
     /// Only check that the GPU computes what the CPU does, and tell how long it takes
-    #[arg(long, hide = true)]
+    #[arg(long, conflicts_with = "role")]
     pub check_kernels: bool,
 
     /// The RDMA device; without it, the default one

@@ -68,9 +68,9 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Arc<Options>) -> Result<()> {
+    options.check_gpus()?;
     // One thread, so that no time is that of waking another one. What is measured is a task, as a service's work is:
     // the future of `block_on` itself gets its turn less readily.
-    options.check_gpus()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     match options.memory {
         Place::Host => runtime.block_on(async { tokio::spawn(work(options, Host)).await? }),

@@ -1,8 +1,9 @@
 //! The same on GPUs: on a stand-in for the driver where there is none, which tries all but the kernels' own text.
 
 use rustix::process::Signal;
+use tokio::time::timeout;
 
-use crate::site::{BATCHES, EPOCHS, Site, assert_ends_well, assert_trained, count, gradients, number_after};
+use crate::site::{BATCHES, EPOCHS, LIMIT, Site, assert_ends_well, assert_trained, count, gradients, number_after};
 
 /// With the stand-in, unless there is a driver.
 fn site() -> Option<Site> {
@@ -49,9 +50,12 @@ async fn a_worker_on_a_gpu_that_is_killed_stops_nothing() {
     let mut server = site.server("--workers 3");
     server.hear("listening on ").await;
     let mut workers: Vec<_> = (0..3).map(|_| site.worker()).collect();
+    let seed = fastrand::u64(..);
+    eprintln!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut step = 0;
     for _ in 0..3 {
-        step = server.hear_step(step + fastrand::u64(1..=10)).await;
+        step = server.hear_step(step + random.u64(1..=10)).await;
         // While one is stopped the training cannot end before the other has joined.
         workers[0].signal(Signal::STOP);
         let mut victim = workers.swap_remove(1);
@@ -136,7 +140,8 @@ async fn gpus_that_are_not_there_are_said_to_be_so() {
     if site.driver.is_some() {
         // No driver at all.
         let mut command = site.command("--role server");
-        let output = command.env_remove("LD_LIBRARY_PATH").output().await.unwrap();
+        let output = timeout(LIMIT, command.env_remove("LD_LIBRARY_PATH").output()).await.expect("it takes too long");
+        let output = output.unwrap();
         let complaints = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(2) && complaints.contains("libcuda.so.1"), "{output:?}");
         assert!(complaints.contains("--compute cpu"), "{complaints}");

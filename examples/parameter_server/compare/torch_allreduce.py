@@ -123,6 +123,8 @@ def train(rank, options, device, synchronize, data):
 
     share = len(pixels) // options.workers
     batches = share // options.batch
+    if batches == 0:
+        raise SystemExit(f"a worker's share is {share} samples, less than a batch of {options.batch}; use fewer workers or smaller batches")
     warm_up = min(options.warm_up, options.epochs * batches - 1)
     steps, started = 0, None
     for epoch in range(options.epochs):

@@ -42,7 +42,7 @@ pub fn check_gpus(kind: Kind, first: usize, wanted: Option<usize>) -> Result<()>
 }
 
 fn check_range(first: usize, wanted: usize, there: usize) -> Result<()> {
-    let last = first + wanted - 1;
+    let last = first.saturating_add(wanted - 1);
     if last < there {
         return Ok(());
     }

@@ -238,6 +238,7 @@ impl<'a, K: Keeper> Training<'a, K> {
                 }
             }
             Event::Left { worker, why } => self.dismiss(worker, &why)?,
+            Event::Broken { why } => self.given_up = self.given_up.take().or(Some(why)),
             Event::Refused { worker, why } => self.progress.say(&format!("worker {worker} was refused: {why}"))?,
         }
         while let Some(tickets) = self.schedule.step() {
@@ -365,7 +366,8 @@ impl<'a, K: Keeper> Training<'a, K> {
         let step = self.schedule.version();
         // The file may hold more than a training that has not begun.
         if step > self.began {
-            self.save_last().await?;
+            let saved = self.save_last().await;
+            saved.with_context(|| format!("{why}, at step {step}; the parameters of that step are lost"))?;
         }
         match &self.options.checkpoint {
             Some(_) if step == 0 => bail!("{why}, before the first step"),

@@ -27,10 +27,29 @@ const FAREWELL: Duration = Duration::from_secs(3);
 
 /// What the training hears of a worker: that it left if it had joined, that it was refused if it never did.
 pub enum Event<G> {
-    Joined { worker: u32, greeting: String, commands: UnboundedSender<Command> },
-    Delivered { worker: u32, header: Header, loss: f32, gradient: G },
-    Left { worker: u32, why: String },
-    Refused { worker: u32, why: String },
+    Joined {
+        worker: u32,
+        greeting: String,
+        commands: UnboundedSender<Command>,
+    },
+    Delivered {
+        worker: u32,
+        header: Header,
+        loss: f32,
+        gradient: G,
+    },
+    Left {
+        worker: u32,
+        why: String,
+    },
+    Refused {
+        worker: u32,
+        why: String,
+    },
+    /// No worker's doing: gradients cannot be taken any more.
+    Broken {
+        why: String,
+    },
 }
 
 /// What the training wants of a worker. When no more can come, the training is over.
@@ -160,7 +179,14 @@ impl<K: Keeper> Seat<K> {
             header.samples,
             self.welcome.batch
         );
-        let Taken { gradient, norm, loss } = self.slot.take().await?;
+        let taken = match self.slot.take().await {
+            Ok(taken) => taken,
+            Err(error) => {
+                let _ = self.events.send(Event::Broken { why: format!("no gradient can be taken: {error:#}") }).await;
+                return Err(error);
+            }
+        };
+        let Taken { gradient, norm, loss } = taken;
         // NaN is in neither range.
         ensure!((0.0..=MOST_LOSS).contains(&loss), "a loss of {loss}, the limits are 0 and {MOST_LOSS}; lower --rate");
         ensure!(norm <= MOST_NORM, "a gradient of the length {norm:.0}, the limit is {MOST_NORM}; lower --rate");

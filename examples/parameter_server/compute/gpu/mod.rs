@@ -9,7 +9,7 @@
 //!    gradient, loss  ───────────────── Write ───▶  slot  ── kernel: take ──▶  taken, measured
 //! ```
 //!
-//! No thread waits for the GPU: an operation awaits the kernel that writes what it takes, and the server awaits events. All kernels of a worker,
+//! While a training goes on, no thread waits for the GPU: an operation awaits the kernel that writes what it takes, and the server awaits events. All kernels of a worker,
 //! and all of the server, go to one stream, so each finds what the ones before it wrote.
 //!
 //! | file | what |

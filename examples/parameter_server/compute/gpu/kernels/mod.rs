@@ -66,7 +66,7 @@ impl Kernels {
         let (first, count) = (range.start as u64, range.len() as u64);
         let arguments = [parameters.address(), pixels, classes, order, first, count, out.address()];
         // SAFETY: the kernel reads the parameters and, of the order, the range, which is in it; whatever stands there is the index of a sample.
-        // It writes as many values as `out` has.
+        // It writes as many values as `out` has. The guards note its end in what they belong to, and `Values` are freed on this stream.
         unsafe { self.launch(&self.gradient, 1, GRADIENT_THREADS, &arguments) }
     }
 
@@ -74,7 +74,8 @@ impl Kernels {
     pub fn take(&self, slot: &GpuRead<'_, f32>, taken: &Floats, found: &Mapped<f64>) -> Result<()> {
         ensure!(slot.len() == GRADIENT && taken.0.len() == GRADIENT && found.len() == 2, "no room for a gradient");
         let arguments = [slot.address(), taken.1, found.address()];
-        // SAFETY: the kernel reads and writes as many values as both have, and finds two.
+        // SAFETY: the kernel reads and writes as many values as both have, and finds two. The guard notes its end, `Values` are freed on this
+        // stream, and `Mapped` waits for it.
         unsafe { self.launch(&self.take, 1, TAKE_THREADS, &arguments) }
     }
 
