@@ -133,10 +133,12 @@ fn completions_keep_the_posting_order() {
     let exposed = Memory::pattern(&b, 1 << 20, 9);
     let grant = exposed.grant(&b, Access::all());
     let local = Memory::new(&a, 1 << 20);
+    // What is read and what is written go on at the same time, so they have memory of their own.
+    let (small, target) = (Memory::new(&a, 8), Memory::new(&b, 8));
+    let target_grant = target.grant(&b, Access::all());
     for round in 0..50 {
-        let small = SgeList::from_slice(&[local.sge(0, 8)]);
         a.post(2 * round, WrOp::Read { remote: exposed.remote(&grant, 0) }, local.whole());
-        a.post(2 * round + 1, WrOp::Write { remote: exposed.remote(&grant, 0), imm: None }, small);
+        a.post(2 * round + 1, WrOp::Write { remote: target.remote(&target_grant, 0), imm: None }, small.whole());
     }
     let [done, _] = collect([(&a, 100), (&b, 0)]);
     assert_success(&done, 0..100);
