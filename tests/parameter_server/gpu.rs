@@ -3,6 +3,7 @@
 use rustix::process::Signal;
 use tokio::time::timeout;
 
+use crate::kill_workers;
 use crate::site::{BATCHES, EPOCHS, LIMIT, Site, assert_ends_well, assert_trained, count, gradients, number_after};
 
 /// With the stand-in, unless there is a driver.
@@ -47,27 +48,7 @@ async fn one_command_trains_on_gpus_and_comes_out_the_same_each_time() {
 #[tokio::test]
 async fn a_worker_on_a_gpu_that_is_killed_stops_nothing() {
     let Some(site) = site() else { return };
-    let mut server = site.server("--workers 3");
-    server.hear("listening on ").await;
-    let mut workers: Vec<_> = (0..3).map(|_| site.worker()).collect();
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut step = 0;
-    for _ in 0..3 {
-        step = server.hear_step(step + random.u64(1..=10)).await;
-        // While one is stopped the training cannot end before the other has joined.
-        workers[0].signal(Signal::STOP);
-        let mut victim = workers.swap_remove(1);
-        victim.kill().await;
-        workers.push(site.worker());
-        server.hear(" joined: ").await;
-        workers[0].signal(Signal::CONT);
-    }
-    let lines = server.end_trained().await;
-    assert_eq!(gradients(&lines), BATCHES, "each batch once: {lines:#?}");
-    assert_eq!(count(&lines, " left: "), 3, "{lines:#?}");
-    assert_ends_well(workers).await;
+    kill_workers(&site, 3, 3).await;
 }
 
 /// From one processor's checkpoint to the other one, with a worker on each.

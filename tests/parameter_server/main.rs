@@ -43,18 +43,22 @@ fn assert_is_picture(file: &Path) {
     assert!(lines >= 2, "{lines} lines");
 }
 
-/// Each of ten times a worker is killed somewhere in a step, and another one takes its place.
 #[tokio::test]
 async fn a_worker_that_is_killed_stops_nothing() {
     let Some(site) = Site::new() else { return };
+    kill_workers(&site, 4, 10).await;
+}
+
+/// So many times one of the workers is killed somewhere in a step, and another one takes its place.
+async fn kill_workers(site: &Site, there: usize, times: usize) {
     let seed = fastrand::u64(..);
     eprintln!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut server = site.server("--workers 4");
+    let mut server = site.server(&format!("--workers {there}"));
     server.hear("listening on ").await;
-    let mut workers: Vec<Process> = (0..4).map(|_| site.worker()).collect();
+    let mut workers: Vec<Process> = (0..there).map(|_| site.worker()).collect();
     let mut step = 0;
-    for _ in 0..10 {
+    for _ in 0..times {
         step = server.hear_step(step + random.u64(1..=10)).await;
         // While one is stopped the training cannot end before the other has joined.
         workers[0].signal(Signal::STOP);
@@ -66,8 +70,8 @@ async fn a_worker_that_is_killed_stops_nothing() {
     }
     let lines = server.end_trained().await;
     assert_eq!(gradients(&lines), BATCHES, "each batch once: {lines:#?}");
-    assert_eq!(count(&lines, " left: "), 10, "{lines:#?}");
-    assert_eq!(count(&lines, " joined: "), 14, "{lines:#?}");
+    assert_eq!(count(&lines, " left: "), times, "{lines:#?}");
+    assert_eq!(count(&lines, " joined: "), there + times, "{lines:#?}");
     assert_ends_well(workers).await;
 }
 
