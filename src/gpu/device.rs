@@ -44,7 +44,6 @@ pub(super) struct Inner {
     pub(super) reach: Reach,
     pub(super) driver: &'static Driver,
     capabilities: GpuCapabilities,
-    visibility: Visibility,
 }
 
 /// What a GPU and its driver can do, as far as RDMA is concerned.
@@ -117,7 +116,6 @@ impl GpuDevice {
     pub fn from_context(context: &Arc<CudaContext>) -> Result<Self> {
         let driver = Driver::get()?;
         let capabilities = capabilities(driver, context)?;
-        let visibility = Visibility::of(&capabilities, VisibilityScope::Owner);
         let stream = || driver::own(context, "cuStreamCreate", || context.new_stream());
         let (incoming, outgoing) = (stream()?, stream()?);
         let gpu = Arc::new_cyclic(|me| Inner {
@@ -132,10 +130,11 @@ impl GpuDevice {
             context: context.clone(),
             driver,
             capabilities,
-            visibility,
         });
-        tracing::debug!(gpu = %gpu.capabilities.pci_bus_id, name = gpu.capabilities.name, %visibility, "GPU opened");
-        Ok(Self(gpu))
+        let gpu = Self(gpu);
+        let GpuCapabilities { pci_bus_id, name, .. } = gpu.capabilities();
+        tracing::debug!(gpu = pci_bus_id, name, visibility = %gpu.visibility(), "GPU opened");
+        Ok(gpu)
     }
 
     /// The context, for kernels, streams and allocations of the program's own.
@@ -150,7 +149,7 @@ impl GpuDevice {
 
     /// How bytes that a NIC wrote become visible to it, and why.
     pub fn visibility(&self) -> Visibility {
-        self.0.visibility
+        self.visibility_to(VisibilityScope::Owner)
     }
 
     /// How they become visible to work of this scope: see [`GpuBuffer::set_visibility_scope`](super::GpuBuffer::set_visibility_scope).

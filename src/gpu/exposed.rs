@@ -118,8 +118,9 @@ impl GpuExposedRegion {
     /// Revokes the key and gives the buffer back, with all that peers wrote visible to the GPU. From then on no peer reaches it.
     ///
     /// Where the memory was given to a peer's process, the contents move to other memory at the same address, in the time of a copy within
-    /// the GPU and of an allocation. As much memory is needed once more until the peer has let go of the old, which it does at its next look at
-    /// the link. The thread waits for the copy, and first for the GPU's own work on these bytes; await [`idle`](Self::idle) before.
+    /// the GPU and of an allocation. As much memory is needed once more until the peer has let go of the old: when it next uses the key or
+    /// is given other memory, or when the connection ends. The thread waits for the copy, and first for the GPU's own work on these
+    /// bytes; await [`idle`](Self::idle) before.
     ///
     /// # Errors
     ///

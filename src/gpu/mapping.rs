@@ -214,19 +214,24 @@ impl Drop for Range {
     }
 }
 
+/// What a GPU may do with what is mapped at an address; 0 is nothing.
+pub(super) fn access(location: &sys::CUmemLocation, address: u64) -> Result<u64, GpuError> {
+    let mut allowed = 0;
+    // SAFETY: the pointers are to values that live during the call.
+    unsafe { sys::cuMemGetAccess(&mut allowed, location, address) }
+        .result()
+        .map_err(GpuError::driver("cuMemGetAccess"))?;
+    Ok(allowed)
+}
+
 /// What other GPUs than the owner may do with what is mapped at an address.
 fn others_with_access(gpu: &Inner, address: u64) -> Result<Vec<sys::CUmemAccessDesc>, GpuError> {
     let count = result::device::get_count().map_err(GpuError::driver("cuDeviceGetCount"))?;
     let own = gpu.context.cu_device();
     let mut others = Vec::new();
     for location in (0..count).filter(|device| *device != own).map(location_of) {
-        let mut allowed = 0;
-        // SAFETY: the pointers are to values of this frame.
-        unsafe { sys::cuMemGetAccess(&mut allowed, &location, address) }
-            .result()
-            .map_err(GpuError::driver("cuMemGetAccess"))?;
-        // The only kind that is ever given, beside none.
-        if allowed == sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64 {
+        if access(&location, address)? != 0 {
+            // The only kind that is ever given.
             let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
             others.push(sys::CUmemAccessDesc { location, flags });
         }

@@ -12,7 +12,7 @@ use super::bounce::noted;
 use super::device::Inner;
 use super::error::GpuError;
 use super::events::Event;
-use super::mapping::location;
+use super::mapping::{access, location};
 use crate::memory::device::Transfer;
 use crate::sync::Mutex;
 
@@ -81,18 +81,16 @@ fn open(gpu: &Inner, owner: &Inner, address: u64) {
         return;
     }
     let location = location(gpu);
-    let mut allowed = 0;
-    // SAFETY: the pointers are to values of this frame.
-    let asked = unsafe { sys::cuMemGetAccess(&mut allowed, &location, address) }.result();
-    if asked.is_err() || allowed != 0 {
+    // Memory of another kind is an error here.
+    if !matches!(access(&location, address), Ok(0)) {
         return;
     }
-    let access = sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    let wanted = sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
     // The driver knows the range of an address in its own context only.
     let range = owner.bind().and_then(|()| owner.driver.address_range(address));
     let opened = range.and_then(|(start, len)| {
         // SAFETY: all of one mapping, whose owner keeps it while it is copied from; one descriptor.
-        unsafe { sys::cuMemSetAccess(start, len, &access, 1) }.result().map_err(GpuError::driver("cuMemSetAccess"))
+        unsafe { sys::cuMemSetAccess(start, len, &wanted, 1) }.result().map_err(GpuError::driver("cuMemSetAccess"))
     });
     if let Err(error) = opened {
         tracing::debug!(%error, address, "memory of one GPU is not opened to another");
