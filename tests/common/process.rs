@@ -26,8 +26,8 @@ pub fn two_processes<F, G>(
     first: impl FnOnce(Rig, Second) -> F + Send + 'static,
     second: impl FnOnce(Rig, Parent) -> G + Send + 'static,
 ) where
-    F: Future<Output = ()>,
-    G: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
+    G: Future<Output = ()> + 'static,
 {
     if env::var_os(SECOND).is_some() {
         run(setup, |rig| second(rig, Parent::new()));
@@ -37,12 +37,16 @@ pub fn two_processes<F, G>(
 }
 
 /// Runs the case in a process where nothing else runs, so that it can count descriptors and threads.
-pub fn alone<F: Future<Output = ()>>(test: &'static str, setup: Setup, case: impl FnOnce(Rig) -> F + Send + 'static) {
+pub fn alone<F: Future<Output = ()> + 'static>(
+    test: &'static str,
+    setup: Setup,
+    case: impl FnOnce(Rig) -> F + Send + 'static,
+) {
     alone_with(test, setup, &[], case);
 }
 
 /// As [`alone`], with these variables in the environment.
-pub fn alone_with<F: Future<Output = ()>>(
+pub fn alone_with<F: Future<Output = ()> + 'static>(
     test: &'static str,
     setup: Setup,
     variables: &'static [(&str, &str)],

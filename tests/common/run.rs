@@ -31,8 +31,13 @@ static CRATE_PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 pub fn run<C, F>(setup: Setup, case: C)
 where
     C: FnOnce(Rig) -> F + Send + 'static,
-    F: Future<Output = ()>,
+    F: Future<Output = ()> + 'static,
 {
+    run_boxed(setup, Box::new(|rig| Box::pin(case(rig))));
+}
+
+/// Not generic, so that the compiler makes it once, and not for each case.
+fn run_boxed(setup: Setup, case: Box<dyn FnOnce(Rig) -> Pin<Box<dyn Future<Output = ()>>> + Send>) {
     watch_for_panics();
     let (done, ended) = mpsc::channel::<()>();
     let thread = thread::spawn(move || {

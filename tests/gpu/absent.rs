@@ -29,7 +29,7 @@ async fn without_a_driver(rig: Rig) {
 }
 
 /// Runs the case with a driver that lacks these functions.
-fn with_a_driver_without<F: Future<Output = ()>>(
+fn with_a_driver_without<F: Future<Output = ()> + 'static>(
     test: &'static str,
     functions: &[&str],
     case: impl FnOnce(Rig) -> F + Send + 'static,

@@ -13,7 +13,7 @@ use super::handshake::{Handshake, Hello, Stream};
 use super::near::Offers;
 use super::qp::{Qp, Way};
 use super::rendezvous::Rendezvous;
-use super::shm::{self, Obstacle, Wire};
+use super::shm::{self, Wire};
 use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::provider::{PRIVATE_DATA, PeerInfo, QpConfig, Srq};
@@ -130,8 +130,9 @@ impl<'a> Parts<'a> {
         token: u64,
     ) -> Result<(Qp, PeerInfo)> {
         let mut handshake = Handshake { ctx: self.ctx, stream, peer };
-        let bell = handshake.offers(self.cq)?;
-        let hello = Hello { shm: bell.map_or_else(Obstacle::code, |_| shm::OFFERED), ..hello };
+        let bell = handshake.offers()?;
+        let offer = bell.as_ref().map_or_else(|obstacle| obstacle.code(), |_| shm::OFFERED);
+        let hello = Hello { shm: offer, ..hello };
         let (reply, attached) = handshake.request(&hello).await?;
         let wire = handshake.confirm(&reply, attached, bell).await?;
         self.finish(handshake, &hello, reply, wire, token)
@@ -147,7 +148,8 @@ impl<'a> Parts<'a> {
     ) -> Result<(Qp, PeerInfo)> {
         let agreement = handshake.agree(&request).await?;
         let hello = Hello { shm: agreement.code(handshake.insists()), side: agreement.side, ..hello };
-        let bell = if agreement.refusal().is_none() { Some(self.cq.bell()?) } else { None };
+        let bell = agreement.refusal().is_none().then(shm::bell).transpose();
+        let bell = bell.map_err(|error| Error::io("create", "eventfd", error))?;
         let wire = handshake.reply(&hello, agreement, bell).await?;
         self.finish(handshake, &hello, request, wire, token)
     }

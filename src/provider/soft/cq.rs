@@ -1,21 +1,20 @@
 //! Completion queues. Polling one makes progress on all its queue pairs.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::context::Shared;
 use super::qp::{Driven, QpShared};
-use super::shm::{self, Wire};
+use super::wires::Wires;
 use crate::error::{Error, Result};
 use crate::provider::WorkCompletion;
 use crate::sync::Mutex;
@@ -23,12 +22,15 @@ use crate::sync::Mutex;
 /// Token of the notification eventfd; queue pairs have the others.
 const NOTIFICATION: u64 = 0;
 
-/// Token of the bell: the eventfd by which peers wake this queue whose links are in shared memory. Each time it is written counts
-/// as an edge, see epoll(7); what it counts matters to nobody, but a full one cannot be written, see [`CqShared::hush`].
-const BELL: u64 = u64::MAX;
+/// Beside the token of a queue pair whose link is in shared memory: that of its bell, the eventfd by which its peer wakes this queue.
+/// Each time it is written counts as an edge, see epoll(7), so nobody reads it.
+const BELL: u64 = 1 << 63;
 
 /// At every so-many-th look epoll is asked about links through shared memory too: only their sockets tell that a peer has died.
 const SOCKET_LOOKS: u64 = 512;
+
+/// The same where there are links of which only epoll tells.
+const CROWDED_LOOKS: u64 = 16;
 
 /// At every so-many-th look the links are looked at although posting has added completions.
 const POSTED_LOOKS: u64 = 8;
@@ -86,9 +88,7 @@ pub(super) struct CqShared {
     pub(super) attended: AtomicBool,
     links: Mutex<HashMap<u64, Weak<QpShared>>>,
     /// Those of the links that go through shared memory.
-    wires: Mutex<Vec<(Arc<Wire>, Weak<QpShared>)>>,
-    wire_count: AtomicUsize,
-    bell: OnceLock<OwnedFd>,
+    wires: Wires,
     /// Somebody has armed the channel, and was not woken by it since.
     resting: AtomicBool,
     /// The channel became readable since epoll was last asked, perhaps for a socket's sake.
@@ -142,9 +142,7 @@ impl Cq {
             looks: AtomicU64::new(0),
             attended: AtomicBool::new(false),
             links: Mutex::default(),
-            wires: Mutex::default(),
-            wire_count: AtomicUsize::new(0),
-            bell: OnceLock::new(),
+            wires: Wires::default(),
             resting: AtomicBool::new(false),
             woken: AtomicBool::new(false),
             worked: AtomicBool::new(false),
@@ -205,7 +203,7 @@ impl Cq {
     }
 
     pub(crate) fn lives_in_memory(&self) -> bool {
-        let wires = self.shared.wire_count.load(Ordering::Relaxed);
+        let wires = self.shared.wires.count();
         wires > 0 && wires == self.shared.link_count.load(Ordering::Relaxed)
     }
 
@@ -219,11 +217,6 @@ impl Cq {
 
     pub(super) fn belongs_to(&self, ctx: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared.ctx, ctx)
-    }
-
-    /// The descriptor by which peers wake this queue.
-    pub(super) fn bell(&self) -> Result<BorrowedFd<'_>> {
-        self.shared.bell().map_err(|error| Error::io("create", "completion queue", error.into()))
     }
 
     /// Events read and events acknowledged.
@@ -277,8 +270,8 @@ impl CqShared {
         }
         let driven = |qp: &QpShared| postponed.iter().any(|other| other.token == qp.token);
         let links = self.link_count.load(Ordering::SeqCst);
-        let wires = self.wire_count.load(Ordering::SeqCst);
-        let news = if wires > 0 { self.with_news() } else { SmallVec::new() };
+        let wires = self.wires.count();
+        let news = self.wires.with_news();
         let told = !news.is_empty();
         for qp in news.into_iter().filter(|qp| !driven(qp)) {
             more |= self.look_at(&qp, qp.unblocked(), deferred);
@@ -298,14 +291,15 @@ impl CqShared {
                     .map_err(|error| Error::io("poll", "completion queue", error.into()))?;
                 more |= ready.len() == READY;
                 for (token, writable) in ready {
-                    if token == BELL {
-                        // It was meant for the engine as well, which peers do not ring for again before it has seen to that.
+                    if token & BELL != 0 {
+                        // It was meant for the engine as well, which the peer does not ring for again before it has seen to that.
                         self.want_attention();
-                        // And for this sleeper, whom peers do not ring for again either.
+                        // And for this sleeper, whom the peer does not ring for again either.
                         more |= self.resting.load(Ordering::Relaxed);
-                        for qp in self.hush() {
+                        for qp in self.wires.rung(token & !BELL) {
                             more |= self.look_at(&qp, qp.unblocked(), deferred);
                         }
+                        continue;
                     }
                     if let Some(qp) = self.told_of(token).filter(|qp| writable || !driven(qp)) {
                         more |= self.look_at(&qp, writable, deferred);
@@ -337,49 +331,20 @@ impl CqShared {
     /// Whether epoll has to be asked about sockets, none of which carries a stream. The last look before a sleep finds nothing else,
     /// so nothing that has woken somebody is forgotten.
     fn asks_epoll(&self, told: bool) -> bool {
-        let now = self.looks.load(Ordering::Relaxed) % SOCKET_LOOKS == 0;
+        let looks = if self.wires.crowded() { CROWDED_LOOKS } else { SOCKET_LOOKS };
+        let now = self.looks.load(Ordering::Relaxed) % looks == 0;
         now || (!told && self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Relaxed))
-    }
-
-    /// The queue pairs whose link through shared memory has something to read, or room at last.
-    fn with_news(&self) -> SmallVec<[Arc<QpShared>; 4]> {
-        let wires = self.wires.lock();
-        // A queue pair whose link is full is looked at more closely.
-        let news = wires.iter().filter_map(|(wire, qp)| match wire.has_news() {
-            true => qp.upgrade(),
-            false if wire.is_starving() => qp.upgrade().filter(|qp| qp.unblocked()),
-            false => None,
-        });
-        news.collect()
-    }
-
-    /// Empties the bell, once epoll has told of it, and then looks for what peers have to say.
-    ///
-    /// All peers ring the same bell, and one of them can fill it, so that the others cannot ring. Filling it is ringing too: epoll
-    /// tells of it, or still has to. Who could not ring had written to its ring before it tried, and tried before the bell was
-    /// emptied, so this look sees what it wrote; or the bell was filled after this emptied it, and then epoll tells of it again.
-    fn hush(&self) -> SmallVec<[Arc<QpShared>; 4]> {
-        if let Some(bell) = self.bell.get() {
-            // Whoever else has emptied it meanwhile looks as well. Not by read(2): a peer may have made the descriptor, which it shares,
-            // one that blocks.
-            let count = &mut [0; 8];
-            let _ = preadv2(bell, &mut [IoSliceMut::new(count)], u64::MAX, ReadWriteFlags::NOWAIT);
-        }
-        self.with_news()
     }
 
     /// Has peers wake whoever goes to sleep now. Another look comes after it.
     pub(super) fn sleep(&self) {
-        if self.wire_count.load(Ordering::SeqCst) > 0 {
-            self.wires.lock().iter().for_each(|(wire, _)| wire.sleep());
-            shm::settle();
-        }
+        self.wires.sleep();
     }
 
     /// The same for the engine; whether something has come meanwhile.
     pub(super) fn rest(&self) -> bool {
-        self.sleep();
-        self.wire_count.load(Ordering::SeqCst) > 0 && !self.with_news().is_empty()
+        self.wires.sleep();
+        !self.wires.with_news().is_empty()
     }
 
     /// Posting has added a completion: the next look finds it.
@@ -396,16 +361,6 @@ impl CqShared {
         Some(qp)
     }
 
-    fn bell(&self) -> Result<BorrowedFd<'_>, Errno> {
-        if self.bell.get().is_none() {
-            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            // Two at a time make two; the one that is not kept leaves epoll when it is closed.
-            epoll::add(&self.epoll, &bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
-            let _ = self.bell.set(bell);
-        }
-        self.bell.get().map(AsFd::as_fd).ok_or(Errno::NOMEM)
-    }
-
     /// The engine's turn: serves what is ready and writes acknowledgements that nobody else will write.
     pub(super) fn drive(&self) -> Driven {
         let mut total = Driven::default();
@@ -418,19 +373,19 @@ impl CqShared {
         let postponed = self.take_postponed();
         postponed.iter().for_each(|qp| serve(Arc::clone(qp), qp.unblocked()));
         let driven = |qp: &QpShared| postponed.iter().any(|other| other.token == qp.token);
-        let news = if self.wire_count.load(Ordering::SeqCst) > 0 { self.with_news() } else { SmallVec::new() };
-        for qp in news.into_iter().filter(|qp| !driven(qp)) {
+        for qp in self.wires.with_news().into_iter().filter(|qp| !driven(qp)) {
             let writable = qp.unblocked();
             serve(qp, writable);
         }
         let Ok(ready) = ready(&self.epoll, Some(&NOW)) else { return total };
         let full = ready.len() == READY;
         for (token, writable) in ready {
-            if token == BELL {
-                for qp in self.hush() {
+            if token & BELL != 0 {
+                for qp in self.wires.rung(token & !BELL) {
                     let writable = qp.unblocked();
                     serve(qp, writable);
                 }
+                continue;
             }
             if let Some(qp) = self.told_of(token).filter(|qp| writable || !driven(qp)) {
                 serve(qp, writable);
@@ -485,19 +440,22 @@ impl CqShared {
     }
 
     pub(super) fn link(&self, qp: &Arc<QpShared>) -> Result<()> {
+        let failed = |error: Errno| Error::io("watch", "socket", error.into());
         let mut links = self.links.lock();
-        epoll::add(&self.epoll, qp.as_socket(), EventData::new_u64(qp.token), EventFlags::IN | EventFlags::RDHUP)
-            .map_err(|error| Error::io("watch", "socket", error.into()))?;
+        if let Some(wire) = &qp.wire {
+            let token = EventData::new_u64(qp.token | BELL);
+            epoll::add(&self.epoll, wire.own_bell(), token, EventFlags::IN | EventFlags::ET).map_err(failed)?;
+        }
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        epoll::add(&self.epoll, qp.as_socket(), EventData::new_u64(qp.token), flags).map_err(failed)?;
         links.insert(qp.token, Arc::downgrade(qp));
         self.link_count.store(links.len(), Ordering::SeqCst);
         if let Some(wire) = &qp.wire {
-            let mut wires = self.wires.lock();
-            wires.push((Arc::clone(wire), Arc::downgrade(qp)));
-            self.wire_count.store(wires.len(), Ordering::SeqCst);
-            drop(wires);
+            let has_news = self.wires.insert(qp, wire);
             drop(links);
-            // Whoever sleeps already was not told to listen to this one.
-            self.sleep();
+            if has_news {
+                self.postpone(qp);
+            }
             self.notify();
             self.want_attention();
         }
@@ -511,9 +469,8 @@ impl CqShared {
         }
         self.link_count.store(links.len(), Ordering::SeqCst);
         if let Some(wire) = &qp.wire {
-            let mut wires = self.wires.lock();
-            wires.retain(|(other, _)| !Arc::ptr_eq(other, wire));
-            self.wire_count.store(wires.len(), Ordering::SeqCst);
+            let _ = epoll::delete(&self.epoll, wire.own_bell());
+            self.wires.remove(qp.token);
         }
     }
 

@@ -3,13 +3,12 @@
 //! Each message is a head of 8 bytes (magic, version, type, body length) and a body that is parsed strictly.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::context::Shared;
-use super::cq::Cq;
 use super::faults::HandshakeStep;
 use super::near::Name;
 use super::qp::Agreed;
@@ -274,11 +273,11 @@ impl Handshake<'_> {
     }
 
     /// Whether this side offers shared memory, with the descriptor by which the peer wakes it; an error if it insists but cannot.
-    pub(super) fn offers<'cq>(&self, cq: &'cq Cq) -> Result<std::result::Result<BorrowedFd<'cq>, Obstacle>> {
+    pub(super) fn offers(&self) -> Result<std::result::Result<OwnedFd, Obstacle>> {
         let ends = self.stream.ends().map_err(|error| self.error("link", error))?;
         let offered = match shm::obstacle(self.ctx.links, ends) {
             Some(obstacle) => Err(obstacle),
-            None => cq.bell().map_err(|_| Obstacle::Failed),
+            None => shm::bell().map_err(|_| Obstacle::Failed),
         };
         match offered {
             Err(obstacle) if self.insists() => Err(self.error("link", wanted(obstacle.words()[0]))),
@@ -315,11 +314,11 @@ impl Handshake<'_> {
         &mut self,
         reply: &Hello,
         attached: Vec<OwnedFd>,
-        bell: std::result::Result<BorrowedFd<'_>, Obstacle>,
+        bell: std::result::Result<OwnedFd, Obstacle>,
     ) -> Result<Option<Wire>> {
         let taken = match (shm::place(reply.shm), bell) {
             (_, Err(own)) => Err((own, own.words())),
-            (shm::Place::Attached, Ok(_)) => match shm::take_up(attached) {
+            (shm::Place::Attached, Ok(bell)) => match shm::take_up(attached, bell) {
                 Ok(wire) => Ok((None, wire)),
                 Err(_) => Err((Obstacle::Failed, Obstacle::Failed.words())),
             },
@@ -344,7 +343,7 @@ impl Handshake<'_> {
                 (None, None, obstacle.code())
             }
         };
-        let bell = bell.ok().filter(|_| wire.is_some() && beside.is_none());
+        let bell = wire.as_ref().filter(|_| beside.is_none()).map(Wire::own_bell);
         self.send_attached("ready", READY, &[ready], bell.as_slice()).await?;
         if let Some(beside) = beside {
             self.stream = Stream::Unix(beside);
@@ -381,8 +380,9 @@ impl Handshake<'_> {
         &mut self,
         hello: &Hello,
         agreement: Agreement,
-        bell: Option<BorrowedFd<'_>>,
+        own_bell: Option<OwnedFd>,
     ) -> Result<Option<Wire>> {
+        let bell = own_bell.as_ref().map(AsFd::as_fd);
         let attached = bell.and_then(|bell| agreement.attached(bell));
         self.send_attached("reply", REPLY, &hello.encode(), attached.as_ref().map_or(&[], |it| &it[..])).await?;
         self.reached(HandshakeStep::ReplySent, "reply")?;
@@ -426,8 +426,8 @@ impl Handshake<'_> {
             }
             None => attached.pop(),
         };
-        let bell = bell.ok_or_else(|| self.error("ready", "the peer's descriptor is missing"))?;
-        agreement.conclude(bell).map(Some).map_err(|error| self.error("ready", error))
+        let bells = bell.zip(own_bell).ok_or_else(|| self.error("ready", "the peer's descriptor is missing"))?;
+        agreement.conclude(bells.0, bells.1).map(Some).map_err(|error| self.error("ready", error))
     }
 
     /// Refuses the peer; the error is for this side.

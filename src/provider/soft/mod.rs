@@ -22,7 +22,7 @@
 //! | `engine`, `linger` | the thread; the last words of closed links |
 //! | `handshake`, `connect`, `rendezvous` | connection setup |
 //! | `near` | device memory that peers in one process copy from directly |
-//! | `shm` | the link through shared memory, in place of the socket |
+//! | `shm`, `wires` | the link through shared memory, in place of the socket; those of a completion queue |
 //! | `faults` | fault injection |
 
 mod connect;
@@ -41,6 +41,7 @@ mod srq;
 #[cfg(test)]
 mod tests;
 mod wire;
+mod wires;
 
 pub(crate) use self::connect::{Acceptor, Incoming};
 pub use self::context::default_limits;

@@ -10,9 +10,9 @@
 //! **Whom it trusts.** Both ends belong to the same user (`SO_PEERCRED`, compared with the effective user id, see unix(7)), who in most
 //! settings can stop and inspect either process anyway (kill(2), ptrace(2)); containers that share a user id but nothing else are one where
 //! not. Nothing that a peer does to the memory can make this side crash or read what is not the peer's: positions are checked where they
-//! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. All peers of a completion queue
-//! ring the same bell, and one that fills it wakes this side, which empties it and looks at all of them. But one that empties it all the time, or
-//! has writing to its own one block, can keep this side from being woken for the others.
+//! are read ([`ring`]), bytes are copied before they are parsed, and the size of the memory cannot change. Each link has a bell at either
+//! end, so a peer that misuses them keeps nobody else from ringing. But one that fills its own and has writing to it block
+//! (fcntl(2); the flag belongs to both ends' descriptors) holds up the thread that rings it.
 #![allow(unsafe_code)]
 
 mod lending;
@@ -28,6 +28,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 pub(super) use self::lending::END;
 use self::lending::Lent;
@@ -54,6 +56,8 @@ pub(super) struct Wire {
     reader: Reader,
     /// Wakes the peer.
     bell: OwnedFd,
+    /// Wakes this end.
+    own_bell: OwnedFd,
     /// The socket is readable: the stream ends there.
     ends: AtomicBool,
     /// This end waits for room.
@@ -67,13 +71,14 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    fn new(memory: Mapping, bell: OwnedFd, direction: usize) -> Self {
+    fn new(memory: Mapping, bell: OwnedFd, own_bell: OwnedFd, direction: usize) -> Self {
         Self {
             memory,
             direction,
             writer: Writer::default(),
             reader: Reader::default(),
             bell,
+            own_bell,
             ends: AtomicBool::new(false),
             starving: AtomicBool::new(false),
             socket: None,
@@ -81,6 +86,11 @@ impl Wire {
             windows: Mutex::default(),
             has_windows: AtomicBool::new(false),
         }
+    }
+
+    /// What the peer writes to wake this end.
+    pub(super) fn own_bell(&self) -> BorrowedFd<'_> {
+        self.own_bell.as_fd()
     }
 
     /// Tells which socket the link belongs to.
@@ -160,9 +170,14 @@ impl Wire {
     }
 
     fn ring(&self) {
-        // Fails when its counter is full. Then the peer is awake, or about to be, and looks at this link too when it empties the bell.
+        // Fails when the counter is full, which only the peer can bring about.
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
     }
+}
+
+/// An eventfd by which a peer wakes this end.
+pub(super) fn bell() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Between [`Wire::sleep`] and the look after it, once for any number of links.
@@ -181,12 +196,13 @@ pub(super) const CORRUPT: &str = "a position in the link's shared memory makes n
 
 #[cfg(test)]
 impl Wire {
-    /// Both ends of a link that nobody negotiated; each rings the bell that it is given.
-    pub(super) fn pair(bells: [OwnedFd; 2]) -> [Self; 2] {
+    /// Both ends of a link that nobody negotiated.
+    pub(super) fn pair() -> [Self; 2] {
         let (memory, first) = segment::create().unwrap();
         let second = Mapping::of(memory.as_fd()).unwrap();
-        let [to_second, to_first] = bells;
-        [Self::new(first, to_second, 0), Self::new(second, to_first, 1)]
+        let [of_first, of_second] = [(); 2].map(|()| bell().unwrap());
+        let again = |bell: &OwnedFd| bell.try_clone().unwrap();
+        [Self::new(first, again(&of_second), again(&of_first), 0), Self::new(second, of_first, of_second, 1)]
     }
 
     /// Puts a word anywhere into the shared memory, as a peer could.

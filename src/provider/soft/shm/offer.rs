@@ -140,12 +140,12 @@ impl Agreement {
     }
 
     /// This end of the link, once the peer has taken it.
-    pub(in super::super) fn conclude(self, bell: OwnedFd) -> io::Result<Wire> {
+    pub(in super::super) fn conclude(self, bell: OwnedFd, own_bell: OwnedFd) -> io::Result<Wire> {
         let (_, memory) = self.memory.ok_or(io::ErrorKind::NotConnected)?;
         if !is_bell(&bell) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's descriptor is no eventfd"));
         }
-        Ok(Wire::new(memory, bell, 0))
+        Ok(Wire::new(memory, bell, own_bell, 0))
     }
 }
 
@@ -157,15 +157,17 @@ fn is_bell(bell: &OwnedFd) -> bool {
 }
 
 /// The connecting end of the link, out of what came with REPLY.
-pub(in super::super) fn take_up(mut received: Vec<OwnedFd>) -> io::Result<Wire> {
+pub(in super::super) fn take_up(mut received: Vec<OwnedFd>, own_bell: OwnedFd) -> io::Result<Wire> {
     match (received.pop(), received.pop(), received.pop()) {
-        (Some(bell), Some(memory), None) if is_bell(&bell) => Ok(Wire::new(Mapping::of(memory.as_fd())?, bell, 1)),
+        (Some(bell), Some(memory), None) if is_bell(&bell) => {
+            Ok(Wire::new(Mapping::of(memory.as_fd())?, bell, own_bell, 1))
+        }
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the memory did not come with the reply")),
     }
 }
 
 /// The same through the second socket, which is then the one to use.
-pub(in super::super) async fn take_up_beside(side: u64, bell: BorrowedFd<'_>) -> Result<(UnixStream, Wire), Obstacle> {
+pub(in super::super) async fn take_up_beside(side: u64, own_bell: OwnedFd) -> Result<(UnixStream, Wire), Obstacle> {
     // Nobody of that name is in another network namespace.
     let socket = UnixStream::connect(path(side)).await.map_err(|_| Obstacle::OtherHost)?;
     if let Some(stranger) = stranger(Some(&socket)) {
@@ -173,8 +175,8 @@ pub(in super::super) async fn take_up_beside(side: u64, bell: BorrowedFd<'_>) ->
     }
     let taken = async {
         let (_, received) = receive(&socket, &mut [0]).await?;
-        let wire = take_up(received)?;
-        send(&socket, &[0], &[bell]).await?;
+        let wire = take_up(received, own_bell)?;
+        send(&socket, &[0], &[wire.own_bell()]).await?;
         io::Result::Ok(wire)
     };
     let wire = taken.await.map_err(|_| Obstacle::Failed)?;

@@ -1,6 +1,7 @@
 //! Two devices in one process, driven through the provider's calls alone.
 
 mod adversity;
+mod crowd;
 mod device;
 mod engine;
 mod errors;

@@ -5,8 +5,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicBool;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-
 use super::super::LinkPolicy::{Auto, SharedMemory, Sockets};
 use super::super::qp::{Agreed, Way};
 use super::super::shm::Wire;
@@ -137,50 +135,6 @@ fn a_message_wakes_who_sleeps_without_the_engine() {
     assert!(served < 10, "the engine served {served} of 100 messages");
 }
 
-/// All peers of a completion queue have the same bell, and a full one cannot be rung.
-#[test]
-fn a_peer_that_fills_the_bell_keeps_nobody_else_from_ringing() {
-    let (a, b) = pair(Link::SharedMemory);
-    let (source, target) = (Memory::new(&a, 8), Memory::new(&b, 8));
-    let bell = b.cq.bell().unwrap();
-    let rings = || poll(&mut [PollFd::new(&bell, PollFlags::OUT)], Some(&Timespec::default())).unwrap() > 0;
-    let fill = || {
-        let _ = rustix::io::read(bell, &mut [0; 8]);
-        assert_eq!(rustix::io::write(bell, &(u64::MAX - 1).to_ne_bytes()), Ok(8));
-    };
-    let (mut out, mut ignored) = (Vec::new(), Vec::new());
-    for round in 0..100 {
-        b.receive(round, target.whole());
-        fill();
-        // Whoever has been woken looks until nothing is left that epoll would tell of.
-        wait_until(|| {
-            b.cq.arm().unwrap();
-            b.cq.acknowledge(b.cq.read_events().unwrap());
-            b.poll(&mut out);
-            !super::engine::readable(&b.cq, Duration::ZERO)
-        });
-        assert!(rings(), "it is still full");
-        a.send(round, source.whole());
-        assert!(super::engine::readable(&b.cq, PATIENCE));
-        wait_until(|| {
-            b.poll(&mut out);
-            a.poll(&mut ignored);
-            out.len() as u64 > round && ignored.len() as u64 > round
-        });
-    }
-    // Nobody looks: the engine does.
-    for round in 100..105 {
-        fill();
-        wait_until(rings);
-        a.send(round, source.whole());
-        b.receive(round, target.whole());
-        wait_until(|| {
-            a.poll(&mut ignored);
-            ignored.len() as u64 > round
-        });
-    }
-}
-
 /// A queue pair whose peer is the bare other end of its link.
 struct Attacker {
     wire: Wire,
@@ -191,8 +145,7 @@ fn victim(depth: u32) -> (Side, Attacker) {
     let (socket, theirs) = UnixStream::pair().unwrap();
     socket.set_nonblocking(true).unwrap();
     let (ctx, pd, cq) = device_for(Link::SharedMemory, default_limits(), None);
-    let bell = cq.bell().unwrap().try_clone_to_owned().unwrap();
-    let [ours, wire] = Wire::pair([eventfd(0, EventfdFlags::NONBLOCK).unwrap(), bell]);
+    let [ours, wire] = Wire::pair();
     let agreed = Agreed { reads_started: 4, reads_served: 4, max_message: 1 << 20 };
     let config = QpConfig { receive_depth: depth, ..config() };
     let way = Way { socket: OwnedFd::from(socket), wire: Some(ours), near: None };
