@@ -170,7 +170,7 @@ async fn drive(mut channel: Channel, spin: Duration) -> Result<()> {
             quiet_since = None;
         }
         taken = queue.counters.taken.load(Ordering::Relaxed);
-        if !spin.is_zero() && keep_looking(&mut quiet_since, spin) {
+        if !spin.is_zero() && !company.is_a_crowd() && keep_looking(&mut quiet_since, spin) {
             advance(&queue.counters.spins, 1);
             let in_memory = queue.device().lives_in_memory();
             if in_memory {
@@ -181,9 +181,7 @@ async fn drive(mut channel: Channel, spin: Duration) -> Result<()> {
             }
             // Other processes, then other tasks: a peer on the same CPU could not answer otherwise,
             // and before it has had its turn there is nothing new to see.
-            if !in_memory {
-                std::thread::yield_now();
-            } else if company.is_expected() {
+            if !in_memory || company.is_expected() {
                 company.make_way();
             }
             turns = (turns + 1) % REACTOR_TURNS;
@@ -198,6 +196,7 @@ async fn drive(mut channel: Channel, spin: Duration) -> Result<()> {
         queue.device().arm()?;
         found = queue.look_after_arming();
         if found == 0 {
+            company.rest();
             sleep(&mut channel, &queue).await?;
             quiet_since = None;
         }
@@ -216,6 +215,8 @@ struct Company {
     /// The last one who was made way for took its turn.
     present: bool,
     turns: u32,
+    /// So many more sleeps without looking before.
+    crowd: u32,
 }
 
 impl Company {
@@ -225,6 +226,11 @@ impl Company {
     const ALONE: u32 = 8;
     /// A look takes some tens of nanoseconds; other tasks wait for so many of them.
     const LOOKS: u32 = 4;
+    /// A peer's turn takes less. Who takes longer has work of its own, and more than there is time for: such a scheduler prefers
+    /// who was asleep and is woken to who has been looking.
+    const WORK: Duration = Duration::from_micros(500);
+    /// Then: so many sleeps without looking before.
+    const CROWD: u32 = 32;
 
     /// Looks a few times if nobody else wants the CPU.
     fn look(&self, queue: &CompletionQueue) -> usize {
@@ -249,7 +255,20 @@ impl Company {
     fn make_way(&mut self) {
         let before = Instant::now();
         std::thread::yield_now();
-        self.present = before.elapsed() > Self::TURN;
+        let turn = before.elapsed();
+        self.present = turn > Self::TURN;
+        if turn > Self::WORK {
+            self.crowd = Self::CROWD;
+        }
+    }
+
+    /// Whether looking only costs the turns that others want.
+    fn is_a_crowd(&self) -> bool {
+        self.crowd > 0
+    }
+
+    fn rest(&mut self) {
+        self.crowd = self.crowd.saturating_sub(1);
     }
 }
 
