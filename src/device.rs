@@ -306,8 +306,8 @@ impl DeviceBuilder {
     }
 
     /// What the software device carries its connections through; both ends have to agree. Default: the variable `TOKIO_RDMA_LINK`
-    /// (`auto`, `sockets` or `shm`), or else [`LinkPolicy::Sockets`](soft::LinkPolicy::Sockets). A NIC has one link, and is not opened with
-    /// a policy.
+    /// (`auto`, `sockets` or `shm`), or else [`LinkPolicy::Auto`](soft::LinkPolicy::Auto). A NIC has one link, and is not opened with a
+    /// policy.
     #[must_use]
     pub fn links(mut self, policy: soft::LinkPolicy) -> Self {
         self.links = Some(policy);

@@ -18,9 +18,8 @@
 //!
 //! # Links
 //!
-//! Two ends on one host are linked through shared memory if they belong to the same user and both want it, which has to be said; otherwise
-//! through the socket that they connected through. [`LinkPolicy`] chooses, and [`Connection::link`](crate::Connection::link) says
-//! which it is.
+//! Two ends on one host are linked through shared memory if they belong to the same user and neither refuses; otherwise through the
+//! socket that they connected through. [`LinkPolicy`] chooses, and [`Connection::link`](crate::Connection::link) says which it is.
 //!
 //! Shared memory trusts the peer as far as its user goes: the kernel's word for who connected (`SO_PEERCRED`, unix(7)) is compared with the
 //! effective user id of this process, and another user's process gets the socket. Processes of one user can stop and inspect each

@@ -50,14 +50,14 @@ fn every_operation_is_measured_and_reported() {
     assert_eq!(rows.len(), 6 * 4 + 2);
     for row in rows {
         let figure = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"));
-        assert_eq!((figure("count"), figure("depth"), row["link"].as_str()), (50.0, 3.0, Some("unix")), "{row}");
+        assert_eq!((figure("count"), figure("depth"), row["link"].as_str()), (50.0, 3.0, Some("shm")), "{row}");
         let times = ["min_us", "p50_us", "p99_us", "p999_us", "max_us"].map(figure);
         assert!(times.is_sorted() && times[0] > 0.0, "{row}");
         assert_eq!((row["ours"].as_f64(), row["unit"].as_str()), (Some(times[1]), Some("us")));
         assert!(figure("operations_per_second") > 0.0, "{row}");
-        let name = row["name"].as_str().unwrap().split_once(" unix").unwrap().0;
+        let name = row["name"].as_str().unwrap().split_once(" shm").unwrap().0;
         let (operation, _) = name.rsplit_once(' ').unwrap().0.rsplit_once(' ').unwrap();
-        let shown = said.lines().filter(|line| line.contains(operation) && line.contains("soft0, link unix"));
+        let shown = said.lines().filter(|line| line.contains(operation) && line.contains("soft0, link shm"));
         assert!(shown.count() >= 1, "{name} is not in the table:\n{said}");
     }
     let drawn = fs::read_to_string(svg).unwrap();
@@ -105,7 +105,7 @@ fn memory_of_a_gpu_is_measured() {
             && said.contains("path software here and GPU 0"),
         "{said}"
     );
-    assert_eq!(said.lines().filter(|line| line.contains("soft0, link tcp")).count(), 6 * 2 + 2, "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("soft0, link shm")).count(), 6 * 2 + 2, "{said}");
 }
 
 /// The client's bytes on one GPU of the stand-in, the server's on the next.

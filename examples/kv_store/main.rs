@@ -9,7 +9,7 @@
 //! ... --example kv_store -- --role client --address first.example:7471 --get name
 //! ```
 //!
-//! With `TOKIO_RDMA_LINK=shm` the clients read the server's memory without its process: GETs go on while it is stopped (SIGSTOP).
+//! On one host the clients read the server's memory through the link `shm`, without its process: GETs go on while it is stopped (SIGSTOP).
 //! Over sockets the software device is a thread of the server's process, so there they wait for it. An RDMA NIC needs no process.
 //!
 //! The load generator ends with status 0 only if every operation succeeded, every value was whole and of its key, and no

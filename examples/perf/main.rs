@@ -13,9 +13,8 @@
 //! they arrive. A time is that from posting to completion; of a round trip, until the answer is there. Ends with status 0
 //! only if all rows were measured.
 //!
-//! Over the software device, GPUs of the two processes copy directly where memory is lent through the link shm, which
-//! `TOKIO_RDMA_LINK=auto` asks for, and the GPUs reach each other: Reads and Writes then, nothing else. The table and the JSON say of each
-//! row whether they did.
+//! Over the software device, GPUs of the two processes copy directly where memory is lent through the link shm, and
+//! the GPUs reach each other: Reads and Writes then, nothing else. The table and the JSON say of each row whether they did.
 //!
 //! | file | what |
 //! |---|---|

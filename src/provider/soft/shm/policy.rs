@@ -12,11 +12,11 @@ const VARIABLE: &str = "TOKIO_RDMA_LINK";
 #[non_exhaustive]
 pub enum LinkPolicy {
     /// Shared memory between processes of one host and one user (and within a process), where both ends agree and nothing stands in
-    /// the way; otherwise the socket that they connected through.
-    Auto,
-    /// Sockets only: the default, since a peer that is linked through shared memory is trusted with more (see the module
-    /// [`soft`](crate::soft)).
+    /// the way; otherwise the socket that they connected through. The default.
     #[default]
+    Auto,
+    /// Sockets only: for peers of the same user that are not trusted with more (see the module [`soft`](crate::soft)), and for
+    /// programs that expose and take back memory all the time for peers on other hosts.
     Sockets,
     /// Shared memory only: connecting fails, and says why, where it cannot be had.
     SharedMemory,
