@@ -15,6 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::affinity::pin_this_thread;
+use crate::completion::company::Company;
 use crate::completion::mode::CompletionMode;
 use crate::completion::queue::{CompletionQueue, advance};
 use crate::error::{CloseReason, Error, Result};
@@ -196,7 +197,6 @@ async fn drive(mut channel: Channel, spin: Duration) -> Result<()> {
         queue.device().arm()?;
         found = queue.look_after_arming();
         if found == 0 {
-            company.rest();
             sleep(&mut channel, &queue).await?;
             quiet_since = None;
         }
@@ -206,70 +206,6 @@ async fn drive(mut channel: Channel, spin: Duration) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Whether other threads want this one's CPU. Where a look is a matter of nanoseconds, asking that each time costs several times as
-/// much; and where a peer runs on the same CPU, not asking costs it its turn.
-#[derive(Debug, Default)]
-struct Company {
-    /// The last one who was made way for took its turn.
-    present: bool,
-    turns: u32,
-    /// So many more sleeps without looking before.
-    crowd: u32,
-}
-
-impl Company {
-    /// Giving way to nobody takes 0.1 to 0.3 us, and somebody's turn at least 1 us.
-    const TURN: Duration = Duration::from_nanos(700);
-    /// When nobody was there: so many turns, of [`LOOKS`](Self::LOOKS) each, until the next question.
-    const ALONE: u32 = 8;
-    /// A look takes some tens of nanoseconds; other tasks wait for so many of them.
-    const LOOKS: u32 = 4;
-    /// A peer's turn takes less. Who takes longer has work of its own, and more than there is time for: such a scheduler prefers
-    /// who was asleep and is woken to who has been looking.
-    const WORK: Duration = Duration::from_micros(500);
-    /// Then: so many sleeps without looking before.
-    const CROWD: u32 = 32;
-
-    /// Looks a few times if nobody else wants the CPU.
-    fn look(&self, queue: &CompletionQueue) -> usize {
-        if self.present {
-            return 0;
-        }
-        for _ in 1..Self::LOOKS {
-            let found = queue.look();
-            if found > 0 {
-                return found;
-            }
-            std::hint::spin_loop();
-        }
-        0
-    }
-
-    fn is_expected(&mut self) -> bool {
-        self.turns = (self.turns + 1) % Self::ALONE;
-        self.present || self.turns == 0
-    }
-
-    fn make_way(&mut self) {
-        let before = Instant::now();
-        std::thread::yield_now();
-        let turn = before.elapsed();
-        self.present = turn > Self::TURN;
-        if turn > Self::WORK {
-            self.crowd = Self::CROWD;
-        }
-    }
-
-    /// Whether looking only costs the turns that others want.
-    fn is_a_crowd(&self) -> bool {
-        self.crowd > 0
-    }
-
-    fn rest(&mut self) {
-        self.crowd = self.crowd.saturating_sub(1);
-    }
 }
 
 /// The tasks just woken run first: what they send carries our acknowledgements along.

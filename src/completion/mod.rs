@@ -1,5 +1,6 @@
 //! From a completion on the device to the future that waits for it.
 
+mod company;
 pub(crate) mod driver;
 mod mode;
 pub(crate) mod pair;
