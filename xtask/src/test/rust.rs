@@ -122,16 +122,17 @@ fn msrv_version(workspace: &Workspace) -> Result<String> {
     }
 }
 
-/// The library's tests and those of some programs, built by another compiler or with other flags, in a target directory of their own.
-pub fn test_library(
+/// The library's tests and those of some programs, sanitized: by another compiler or with other flags, in a target directory of their
+/// own.
+pub fn test_sanitized(
     tools: &Tools,
     toolchain: &Toolchain,
     profile: &str,
     tests: &str,
     configure: impl Fn(Command) -> Command,
 ) -> Result<usize> {
-    let nextest = format!("nextest run --profile {profile}");
-    let run = if tools.nextest() { &nextest } else { "test --no-fail-fast" };
+    let nextest = format!("nextest run --cargo-profile sanitizer --profile {profile}");
+    let run = if tools.nextest() { &nextest } else { "test --profile sanitizer --no-fail-fast" };
     let command = toolchain.cargo(run).args("--package tokio-rdma --all-features --lib").args(tests);
     match Tally::of(&configure(command).run()?).ran {
         0 => bail!("no test ran: a run of nothing proves nothing"),
