@@ -53,7 +53,7 @@ pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
     let job = job(&groups, rounds, args);
     let image = image::build(&dir, &programs, &PERFTEST, &job)?;
     let start = Instant::now();
-    let console = machine::boot(&image, &dir, Clock::Host, args.timeout)?;
+    let console = machine::boot(&image, &dir.join("console.log"), Clock::Host, args.timeout)?;
     let (found, dropped) = found(&console)?;
     let summaries: Vec<_> = rows::rows().iter().filter_map(|row| Summary::of(row, &groups, &found)).collect();
     if summaries.is_empty() {

@@ -46,6 +46,19 @@ const COUNT: u32 = 1000;
 /// adds 2 % to all operations of some processes.
 const RUNS: usize = 5;
 
+/// How often each side of a case runs.
+#[derive(Clone, Copy)]
+struct Runs {
+    ours: usize,
+    peer: usize,
+}
+
+/// To tell a ratio.
+const COMPARED: Runs = Runs { ours: RUNS, peer: RUNS };
+
+/// To tell our counts from those accepted. That the peers run is checked too, their counts are not.
+const CHECKED: Runs = Runs { ours: RUNS, peer: 1 };
+
 struct Case {
     name: &'static str,
     spec: Spec,
@@ -132,6 +145,11 @@ impl Case {
         if self.alone { who.alone(label, &self.spec, port) } else { who.pair(label, &self.spec, port) }
     }
 
+    /// Each side, who that is, and how often it runs.
+    fn sides(&self, runs: Runs) -> [(&'static str, Contender, usize); 2] {
+        [("ours", self.ours, runs.ours), ("peer", self.peer, runs.peer)]
+    }
+
     /// Instructions an operation: of one, the median, which no timer tick is in; of several in flight, the mean.
     fn instructions(&self, figures: &Figures) -> f64 {
         if self.spec.in_flight == 1 { figures.p50 * 1e3 } else { 1e9 / figures.ops }
@@ -147,6 +165,7 @@ struct Counted {
 
 /// What to boot, and what to compare with.
 struct Setup {
+    runs: Runs,
     dir: Utf8PathBuf,
     image: Image,
     tools: BTreeMap<String, String>,
@@ -154,7 +173,7 @@ struct Setup {
 }
 
 pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
-    let setup = Setup::new(workspace)?;
+    let setup = Setup::new(workspace, COMPARED)?;
     let mut good = true;
     for _ in 0..args.runs {
         let start = Instant::now();
@@ -177,23 +196,25 @@ pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
 /// For `cargo xtask test`: the cases counted, and why they were compared with nothing, if so.
 /// An error when an operation takes more instructions than were accepted.
 pub fn check(workspace: &Workspace) -> Result<(usize, Option<String>)> {
-    let setup = Setup::new(workspace)?;
-    let counted = setup.count(300)?;
+    let setup = Setup::new(workspace, CHECKED)?;
+    // Other steps run beside it.
+    let counted = setup.count(600)?;
     ensure!(!counted.iter().any(|it| setup.grown(it)), "{}", setup.table(&counted));
     Ok((counted.len(), setup.incomparable()))
 }
 
 impl Setup {
-    fn new(workspace: &Workspace) -> Result<Self> {
+    fn new(workspace: &Workspace, runs: Runs) -> Result<Self> {
         let dir = prepare(workspace)?;
         install("perftest")?;
         let programs = [peers::ours(&dir)?, peers::c_loop(&dir)?];
-        let image = image::build(&dir, &programs, &["ib_read_lat", "ib_write_bw"], &job())?;
-        Ok(Self { dir, image, tools: accepted::tools()?, before: Accepted::read(Utf8Path::new(ACCEPTED))? })
+        let image = image::build(&dir, &programs, &["ib_read_lat", "ib_write_bw"], &job(runs))?;
+        Ok(Self { runs, dir, image, tools: accepted::tools()?, before: Accepted::read(Utf8Path::new(ACCEPTED))? })
     }
 
     fn count(&self, timeout: u32) -> Result<Vec<Counted>> {
-        count(&machine::boot(&self.image, &self.dir, Clock::Instructions, timeout)?)
+        let console = self.dir.join("console.log");
+        count(&machine::boot(&self.image, &console, Clock::Instructions, timeout)?, self.runs)
     }
 
     /// Why nothing is compared, if so.
@@ -257,11 +278,11 @@ impl Counted {
     }
 }
 
-fn job() -> String {
+fn job(runs: Runs) -> String {
     let (mut job, mut port) = (SHELL.to_owned(), 20_000);
     for case in &CASES {
-        for _ in 0..RUNS {
-            for (side, who) in [("ours", case.ours), ("peer", case.peer)] {
+        for run in 0..runs.ours.max(runs.peer) {
+            for (side, who, _) in case.sides(runs).into_iter().filter(|(_, _, runs)| run < *runs) {
                 job += &case.line(who, &format!("{side} {}", case.name), port);
                 port += 1;
             }
@@ -270,9 +291,9 @@ fn job() -> String {
     job
 }
 
-fn count(console: &str) -> Result<Vec<Counted>> {
+fn count(console: &str, runs: Runs) -> Result<Vec<Counted>> {
     let outcomes = results::outcomes(console);
-    let least = |case: &Case, side: &str| {
+    let least = |case: &Case, side: &str, wanted: usize| {
         let label = format!("{side} {}", case.name);
         let runs = outcomes.iter().filter(|outcome| outcome.label == label).map(|outcome| match &outcome.figures {
             Ok(figures) => Ok(case.instructions(figures)),
@@ -280,13 +301,15 @@ fn count(console: &str) -> Result<Vec<Counted>> {
         });
         let runs = runs.collect::<Result<Vec<_>>>()?;
         ensure!(
-            runs.len() == RUNS,
-            "{label}: {} of {RUNS} runs, the guest's time was too short:\n{console}",
+            runs.len() == wanted,
+            "{label}: {} of {wanted} runs, the guest's time was too short:\n{console}",
             runs.len()
         );
         Ok(runs.into_iter().fold(f64::INFINITY, f64::min))
     };
-    CASES.iter().map(|case| Ok(Counted { case, ours: least(case, "ours")?, peer: least(case, "peer")? })).collect()
+    let counted =
+        |case| Ok(Counted { case, ours: least(case, "ours", runs.ours)?, peer: least(case, "peer", runs.peer)? });
+    CASES.iter().map(counted).collect()
 }
 
 #[cfg(test)]
@@ -298,7 +321,7 @@ mod tests {
         let instructions = CASES.iter().map(|case| (case.name.to_owned(), accepted)).collect();
         let image = Image { kernel: "".into(), initramfs: "".into() };
         let before = Some(Accepted { tools: tools("6.1"), instructions });
-        Setup { dir: "".into(), image, tools: tools(kernel), before }
+        Setup { runs: COMPARED, dir: "".into(), image, tools: tools(kernel), before }
     }
 
     #[test]
@@ -322,11 +345,20 @@ mod tests {
                 }
             }
         }
-        let counted = count(&console).unwrap();
+        let counted = count(&console, COMPARED).unwrap();
         assert_eq!(counted.len(), CASES.len());
         assert!(counted.iter().all(|it| (it.ours.round(), it.peer.round()) == (15000.0, 10000.0)));
-        assert!(count(&console.replacen("status 0", "status 1", 1)).is_err(), "a run that failed is no run");
+        assert!(count(&console.replacen("status 0", "status 1", 1), COMPARED).is_err(), "a run that failed is no run");
         let short = &console[..console.len() / 2];
-        assert!(count(short).is_err(), "runs that are missing are told");
+        assert!(count(short, COMPARED).is_err(), "runs that are missing are told");
+    }
+
+    #[test]
+    fn each_side_runs_as_often_as_asked() {
+        let job = job(CHECKED);
+        for case in &CASES {
+            let runs = |side| job.matches(&format!("'{side} {}'", case.name)).count();
+            assert_eq!((runs("ours"), runs("peer")), (RUNS, 1), "{}:\n{job}", case.name);
+        }
     }
 }

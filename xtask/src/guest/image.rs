@@ -54,6 +54,7 @@ pub struct Image {
 /// `tools` are programs of this machine, by name; the guest finds them by that name too.
 pub fn build(dir: &Utf8Path, programs: &[Utf8PathBuf], tools: &[&str], job: &str) -> Result<Image> {
     let version = kernel_version()?;
+    fs::create_dir_all(dir)?;
     let root = dir.join("root");
     if root.exists() {
         fs::remove_dir_all(&root)?;

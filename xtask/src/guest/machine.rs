@@ -39,8 +39,8 @@ impl Clock {
 }
 
 /// Boots the guest, and gives what it printed.
-pub fn boot(image: &Image, dir: &Utf8Path, clock: Clock, timeout: u32) -> Result<String> {
-    boot_as(image, &dir.join("console.log"), clock.machine(), clock.kernel_line(), timeout)
+pub fn boot(image: &Image, console: &Utf8Path, clock: Clock, timeout: u32) -> Result<String> {
+    boot_as(image, console, clock.machine(), clock.kernel_line(), timeout)
 }
 
 /// As [`boot`], with a machine and a kernel line of the caller's. TCG, not KVM: that is not there on every machine, and enough for this.

@@ -1,13 +1,15 @@
 //! The tests of RDMA NICs, the quickstart, and services that run over streams, over Soft-RoCE.
 
 use std::process::ExitCode;
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use cargo_metadata::camino::Utf8PathBuf;
 
+use super::image::{self, Image};
 use super::machine::{self, Clock};
-use super::{image, install, name_of, peers, prepare};
+use super::{install, name_of, peers, prepare};
 use crate::command::Command;
 use crate::workspace::Workspace;
 
@@ -28,6 +30,9 @@ pub struct Args {
 
 /// The test programs that know how to use a NIC.
 const TESTS: [&str; 4] = ["verbs", "conformance", "allocations", "gpu"];
+
+/// Takes as long as all the others.
+const LONG: &str = "conformance";
 
 /// Stands in for the driver of a GPU, which the guest has not.
 const STAND_IN: &str = "libfake_cuda.so";
@@ -70,43 +75,48 @@ pub fn check(workspace: &Workspace) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// What one guest runs.
+#[derive(Default)]
+struct Part {
+    name: &'static str,
+    programs: Vec<Utf8PathBuf>,
+    job: String,
+    /// How many of the programs count tests.
+    counting: usize,
+}
+
+/// Two guests beside each other, since a guest waits for half of its time: one for the longest program, one for the rest.
 fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
     let dir = prepare(workspace)?;
     install(&TOOLS.join(" "))?;
-    let tests = args.tests.iter().map(|test| format!("--test {test}")).collect::<Vec<_>>().join(" ");
-    let mut programs = build("test --no-run", &tests)?;
-    let stand_in = programs.iter().position(|file| file.file_name() == Some(STAND_IN)).map(|at| programs.remove(at));
-    let mut job: String = args.env.iter().map(|variable| format!("export '{variable}'\n")).collect();
-    for program in &programs {
-        let (name, filters) = (name_of(program)?, args.filters.join(" "));
-        // Those that need a NIC are ignored elsewhere. One at a time: the guest has emulated processors.
-        job +=
-            &format!("/programs/{name} --ignored --test-threads=1 {filters}\necho \"guest: {name} exited with $?\"\n");
-    }
-    let expected = programs.len();
-    if args.tests.iter().any(|test| test == "gpu") {
-        job.insert_str(0, &format!("export FAKE_CUDA_LIBRARY=/programs/{STAND_IN}\n"));
-        programs.push(stand_in.with_context(|| format!("cargo did not build {STAND_IN}"))?);
-    }
     let everything = args.filters.is_empty() && args.tests.len() == TESTS.len();
-    if everything {
-        // Together, so that the library has the same features for both, and is built once.
-        programs.extend(build("build", "--example quickstart --package services --bins")?);
-        job += "/programs/quickstart --timeout 60 && echo 'guest: quickstart succeeded'\n";
-        for (service, _) in SERVICES {
-            job += &format!("/programs/{service} --quick && echo 'guest: {service} succeeded'\n");
-        }
-    }
+    let (mut long, mut rest) = parts(args, everything)?;
     if args.tests.iter().any(|test| test == "verbs") {
         for (variable, peer) in [("ASYNC_RDMA", peers::async_rdma("dev")?), ("PINGPONG", peers::pingpong()?)] {
-            job.insert_str(0, &format!("export TOKIO_RDMA_TEST_{variable}=/programs/{}\n", name_of(&peer)?));
-            programs.push(peer);
+            rest.job.insert_str(0, &format!("export TOKIO_RDMA_TEST_{variable}=/programs/{}\n", name_of(&peer)?));
+            rest.programs.push(peer);
         }
     }
-    let image = image::build(&dir, &programs, TOOLS, &job)?;
+    let environment: String = args.env.iter().map(|variable| format!("export '{variable}'\n")).collect();
+    let mut guests = Vec::new();
+    for part in [&mut long, &mut rest] {
+        if part.counting > 0 {
+            part.job.insert_str(0, &environment);
+            guests.push((&*part, image::build(&dir.join(part.name), &part.programs, TOOLS, &part.job)?));
+        }
+    }
     let start = Instant::now();
-    let console = machine::boot(&image, &dir, Clock::Host, args.timeout)?;
-    let mut outcome = summary(console, expected)?;
+    let boot = |part: &Part, image: &Image| {
+        let console = dir.join(format!("console-{}.log", part.name));
+        machine::boot(image, &console, Clock::Host, args.timeout)
+    };
+    let consoles: Vec<_> = thread::scope(|scope| {
+        let boot = &boot;
+        let boots: Vec<_> = guests.iter().map(|(part, image)| scope.spawn(move || boot(part, image))).collect();
+        boots.into_iter().map(|boot| boot.join().unwrap_or_else(|_| Err(anyhow!("a boot panicked")))).collect()
+    });
+    let console = consoles.into_iter().collect::<Result<String>>()?;
+    let mut outcome = summary(console, long.counting + rest.counting)?;
     outcome.seconds = start.elapsed().as_secs();
     if everything {
         for (program, chosen) in [("quickstart", CHOSEN)].into_iter().chain(SERVICES) {
@@ -116,6 +126,43 @@ fn in_guest(workspace: &Workspace, args: &Args) -> Result<Outcome> {
         }
     }
     Ok(outcome)
+}
+
+/// The long test program, and the others with all else that is asked for.
+fn parts(args: &Args, everything: bool) -> Result<(Part, Part)> {
+    let tests = args.tests.iter().map(|test| format!("--test {test}")).collect::<Vec<_>>().join(" ");
+    // In one build, so that the library has the same features for all, and is built once.
+    let others = if everything { "--example quickstart --package services --bins" } else { "" };
+    let mut long = Part { name: "long", ..Part::default() };
+    let mut rest = Part { name: "rest", ..Part::default() };
+    for program in build("build", &format!("{tests} {others}"))? {
+        let name = name_of(&program)?.to_owned();
+        if name == STAND_IN && args.tests.iter().any(|test| test == "gpu") {
+            rest.job.insert_str(0, &format!("export FAKE_CUDA_LIBRARY=/programs/{STAND_IN}\n"));
+            rest.programs.push(program);
+        } else if args.tests.iter().any(|test| name.starts_with(&format!("{test}-"))) {
+            let part = if name.starts_with(LONG) { &mut long } else { &mut rest };
+            // Those that need a NIC are ignored elsewhere. One at a time: the guest has emulated processors.
+            part.job += &format!(
+                "/programs/{name} --ignored --test-threads=1 {}\necho \"guest: {name} exited with $?\"\n",
+                args.filters.join(" ")
+            );
+            part.programs.push(program);
+            part.counting += 1;
+        } else if name != STAND_IN {
+            rest.programs.push(program);
+        }
+    }
+    if long.counting + rest.counting != args.tests.len() {
+        bail!("cargo built {} of the test programs {}", long.counting + rest.counting, args.tests.join(", "));
+    }
+    if everything {
+        rest.job += "/programs/quickstart --timeout 60 && echo 'guest: quickstart succeeded'\n";
+        for (service, _) in SERVICES {
+            rest.job += &format!("/programs/{service} --quick && echo 'guest: {service} succeeded'\n");
+        }
+    }
+    Ok((long, rest))
 }
 
 /// Builds programs for the guest, and the library that one of them loads.

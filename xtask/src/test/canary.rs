@@ -7,7 +7,7 @@ use crate::command::{Command, Finished};
 
 /// Runs one of the programs in `xtask/canary`, built as `configure` says.
 pub fn run(toolchain: &Toolchain, name: &str, configure: &impl Fn(Command) -> Command) -> Result<Finished> {
-    configure(toolchain.cargo("run --quiet --package canary --bin").arg(name)).finish()
+    configure(toolchain.cargo("run --quiet --profile sanitizer --package canary --bin").arg(name)).finish()
 }
 
 /// The program must fail, and the sanitizer must say that this is why.

@@ -13,6 +13,12 @@ use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use super::tools::{Toolchain, Tools, works};
 use crate::command::Command;
 
+/// In front of the version, in the name of a release's folder.
+const RELEASE: &str = "debian-rustc-";
+
+/// As above, where there is all that the thread sanitizer needs.
+const SANITIZING: &str = "debian-rust-";
+
 pub struct Rust {
     dir: Utf8PathBuf,
 }
@@ -30,12 +36,17 @@ impl Rust {
             package = package_version(version)?;
         }
         let Some(package) = package else { return Ok(None) };
-        let rust = Self { dir: tools_dir.join(format!("debian-rust-{package}")) };
+        // The source of std, most of what there is to unpack, is for the newest alone: the sanitizer needs it.
+        let (name, parts) = match version {
+            Some(_) => (RELEASE, &["rustc-web", "libstd-rust-web-dev"][..]),
+            None => (SANITIZING, &["rustc-web", "libstd-rust-web-dev", "rust-web-src"][..]),
+        };
+        let rust = Self { dir: tools_dir.join(format!("{name}{package}")) };
         if !rust.wrapper().exists() {
             if !tools.may_install() {
                 return Ok(None);
             }
-            rust.unpack(&package)?;
+            rust.unpack(&package, parts, version.is_none())?;
         }
         Ok(Some(rust))
     }
@@ -45,7 +56,7 @@ impl Rust {
         Toolchain { env: vec![("RUSTC", self.wrapper().into())] }
     }
 
-    fn unpack(&self, package: &str) -> Result<()> {
+    fn unpack(&self, package: &str, parts: &[&str], sanitizes: bool) -> Result<()> {
         let version: Vec<_> = package.splitn(3, '.').take(2).collect();
         let std = format!("libstd-rust-web-{}", version.join("."));
         let depends = Command::new("apt-cache depends").arg(format!("{std}={package}")).stdout()?;
@@ -54,10 +65,11 @@ impl Rust {
         let (archives, root) = (self.dir.join("archives"), self.dir.join("root"));
         fs::create_dir_all(&archives)?;
         fs::create_dir_all(&root)?;
-        let named = ["rustc-web", "libstd-rust-web-dev", &std, "rust-web-src"].map(|name| format!("{name}={package}"));
+        let named: Vec<_> = parts.iter().chain([&&*std]).map(|name| format!("{name}={package}")).collect();
+        let runtime = if sanitizes { format!("libclang-rt-{llvm}-dev") } else { String::new() };
         Command::new("apt-get download --quiet -o APT::Sandbox::User=root")
             .args(&named.join(" "))
-            .args(&format!("libclang-rt-{llvm}-dev"))
+            .args(&runtime)
             .args(&missing_libraries(&named)?.join(" "))
             .dir(&archives)
             .run()?;
@@ -66,10 +78,12 @@ impl Rust {
         }
         fs::remove_dir_all(&archives)?;
 
-        // rustc looks for the runtime beside std, under a name of its own.
-        let runtime = format!("usr/lib/llvm-{llvm}/lib/clang/{llvm}/lib/linux/libclang_rt.tsan-{ARCH}.a");
-        let beside_std = format!("usr/lib/rustlib/{ARCH}-unknown-linux-gnu/lib/librustc-stable_rt.tsan.a");
-        fs::copy(root.join(&runtime), root.join(beside_std)).with_context(|| format!("copy {runtime}"))?;
+        if sanitizes {
+            // rustc looks for the runtime beside std, under a name of its own.
+            let runtime = format!("usr/lib/llvm-{llvm}/lib/clang/{llvm}/lib/linux/libclang_rt.tsan-{ARCH}.a");
+            let beside_std = format!("usr/lib/rustlib/{ARCH}-unknown-linux-gnu/lib/librustc-stable_rt.tsan.a");
+            fs::copy(root.join(&runtime), root.join(beside_std)).with_context(|| format!("copy {runtime}"))?;
+        }
         self.write_wrapper(&root)
     }
 
@@ -83,7 +97,7 @@ impl Rust {
         if !tools.may_install() || !tools.is_root() {
             return Ok(false);
         }
-        let package = self.dir.file_name().and_then(|name| name.strip_prefix("debian-rust-")).context("a version")?;
+        let package = self.dir.file_name().and_then(|name| name.strip_prefix(RELEASE)).context("a version")?;
         let archives = self.dir.join("archives");
         fs::create_dir_all(&archives)?;
         // For these two calls only: the system goes on without the other architecture.

@@ -13,12 +13,15 @@ use crate::workspace::Workspace;
 /// The flag is the crate's own: `--cfg loom` would reach tokio too, which then leaves `tokio::net` out.
 pub fn loom(workspace: &Workspace, _: &Tools) -> Result<Outcome> {
     let test = Command::new("cargo test --package tokio-rdma --profile loom --lib loom_ --target-dir");
-    let text = test.arg(workspace.target.join("loom")).env("RUSTFLAGS", "--cfg rdma_loom").run()?;
+    let text = test.arg(workspace.target.join("loom")).env("RUSTFLAGS", format!("--cfg rdma_loom {LEAN}")).run()?;
     match rust::Tally::of(&text).ran {
         0 => Ok(Outcome::skipped("no test is named loom_*")),
         ran => Ok(Outcome::passed_with(format!("{ran} tests"))),
     }
 }
+
+/// Leaves out what only examples and benchmarks depend on, a third of what would be built.
+const LEAN: &str = "--cfg rdma_tests_only";
 
 /// The modules without system calls, which miri does not know: the operation table and memory.
 pub fn miri(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
@@ -54,7 +57,7 @@ pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
         // An allocation that is too large fails, as it does elsewhere, instead of ending the process.
         let options = format!("{leaks} allocator_may_return_null=1 {symbolizer}");
         move |command: Command| {
-            let command = command.env("RUSTFLAGS", "-Zsanitizer=address").env("ASAN_OPTIONS", &options);
+            let command = command.env("RUSTFLAGS", format!("-Zsanitizer=address {LEAN}")).env("ASAN_OPTIONS", &options);
             for_host(command).arg("--target-dir").arg(workspace.target.join("asan"))
         }
     };
@@ -62,7 +65,7 @@ pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     let leak = canary::run(&nightly, "leak", &with("detect_leaks=1"))?;
     if leak.text.contains("LeakSanitizer has encountered a fatal error") {
         // It stops all threads by way of ptrace, which some containers and all debuggers prevent.
-        let tests = rust::test_library(tools, &nightly, "sanitizer", TESTS, with("detect_leaks=0"))?;
+        let tests = rust::test_sanitized(tools, &nightly, "sanitizer", TESTS, with("detect_leaks=0"))?;
         let mut outcome = Outcome::passed_with(format!("{} tests", tests));
         outcome.skips.extend([NO_COUNTS, NO_GPU, NOT_TWICE].map(Into::into));
         outcome.skips.push("leaks: the leak sanitizer cannot trace threads here".into());
@@ -71,7 +74,7 @@ pub fn asan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     if leak.ok || !leak.text.contains("detected memory leaks") {
         bail!("the canary leak should end with a report of its leak, but:\n{}", leak.text);
     }
-    let tests = rust::test_library(tools, &nightly, "sanitizer", TESTS, with("detect_leaks=1"))?;
+    let tests = rust::test_sanitized(tools, &nightly, "sanitizer", TESTS, with("detect_leaks=1"))?;
     let mut outcome = Outcome::passed_with(format!("{} tests, leaks included", tests));
     outcome.skips.extend([NO_COUNTS, NO_GPU, NOT_TWICE].map(Into::into));
     Ok(outcome)
@@ -101,9 +104,10 @@ pub fn tsan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     let symbolizer = symbolizer();
     let with = |command: Command| {
         let options = format!("suppressions={suppressions} {symbolizer}");
-        let command = command.env("RUSTFLAGS", "-Zsanitizer=thread").env("TSAN_OPTIONS", options);
+        let flags = format!("-Zsanitizer=thread {LEAN}");
+        let command = command.env("RUSTFLAGS", flags).env("TSAN_OPTIONS", options);
         // Looking up the lines of one frame takes seconds, in every process that matches a suppression.
-        let command = command.env("CARGO_PROFILE_DEV_DEBUG", "false");
+        let command = command.env("CARGO_PROFILE_SANITIZER_DEBUG", "false");
         for_host(command).args("-Zbuild-std --target-dir").arg(workspace.target.join("tsan"))
     };
     canary::must_report(&toolchain, "race", "ThreadSanitizer: data race", &with)?;
@@ -111,7 +115,7 @@ pub fn tsan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
     if !synchronised.ok {
         bail!("the canary synchronised has no race, but:\n{}", synchronised.text);
     }
-    let tests = rust::test_library(tools, &toolchain, "tsan", "--test conformance", with)?;
+    let tests = rust::test_sanitized(tools, &toolchain, "tsan", "--test conformance", with)?;
     let mut outcome = Outcome::passed_with(format!("{} tests", tests));
     outcome.skips.push(
         "cases without shared state of interest, and what counts: the sanitizer holds descriptors of its own".into(),

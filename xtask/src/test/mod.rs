@@ -1,4 +1,6 @@
-//! `cargo xtask test`: every check, one after the other. One that fails does not stop the others.
+//! `cargo xtask test`: every check. One that fails does not stop the others.
+//!
+//! What waits for a compiler most of the time comes first, two steps at a time. What runs tests has the machine to itself.
 
 mod canary;
 mod debian;
@@ -11,6 +13,8 @@ mod tools;
 mod ui;
 
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -40,7 +44,20 @@ pub struct Args {
 struct Step {
     name: &'static str,
     about: &'static str,
+    lane: Lane,
     check: fn(&Workspace, &Tools) -> Result<Outcome>,
+}
+
+/// What a step may run beside.
+#[derive(Clone, Copy, PartialEq)]
+enum Lane {
+    /// Builds in the usual target directory, or nothing.
+    Builds,
+    /// Beside those of the first lane, so in target directories of their own: one compiler, or a machine that counts its instructions,
+    /// uses one CPU for most of its time. Whatever has packages installed is here, since only one can.
+    Beside,
+    /// Afterwards and by itself, since how fast it gets on matters.
+    Alone,
 }
 
 /// How a check that did not fail ended.
@@ -54,61 +71,127 @@ struct Outcome {
     skips: Vec<String>,
 }
 
-/// From quick to slow, so that a mistake shows early.
+/// In each lane from quick to slow, so that a mistake shows early.
 const STEPS: &[Step] = &[
-    Step { name: "fmt", about: "the code is formatted", check: rust::fmt },
-    Step { name: "layout", about: "file lengths, and unsafe only where it belongs", check: layout::check },
-    Step { name: "readme", about: "the README names this command", check: package::readme },
-    Step { name: "clippy", about: "lints, with default and with all features", check: rust::clippy },
-    Step { name: "features", about: "lints, with each feature alone and with all but it", check: rust::features },
-    Step { name: "docs", about: "the documentation builds, public and private", check: rust::docs },
-    Step { name: "test", about: "unit and integration tests", check: rust::test },
-    Step { name: "doctest", about: "the examples in the documentation", check: rust::doctest },
+    Step { name: "fmt", about: "the code is formatted", lane: Lane::Builds, check: rust::fmt },
     Step {
-        name: "examples",
-        about: "the programs in examples/ build, and quickstart and echo succeed",
-        check: rust::examples,
+        name: "layout",
+        about: "file lengths, and unsafe only where it belongs",
+        lane: Lane::Builds,
+        check: layout::check,
     },
-    Step { name: "bench", about: "the benchmark works", check: rust::bench },
-    Step { name: "ui", about: "what must not compile does not, for the right reason", check: ui::check },
-    Step { name: "package", about: "the published package holds what it should", check: package::contents },
-    Step { name: "deny", about: "licences, sources and advisories of dependencies", check: package::deny },
-    Step { name: "msrv", about: "the oldest Rust that Cargo.toml promises compiles it", check: rust::msrv },
-    Step { name: "loom", about: "every interleaving of the tests named loom_*", check: dynamic::loom },
-    Step { name: "miri", about: "undefined behaviour in the table and in memory", check: dynamic::miri },
-    Step { name: "asan", about: "the tests under the address and leak sanitizers", check: dynamic::asan },
-    Step { name: "guest", about: "RDMA NICs: the tests over Soft-RoCE in a virtual machine", check: guest },
+    Step { name: "readme", about: "the README names this command", lane: Lane::Builds, check: package::readme },
     Step {
-        name: "topology",
-        about: "PCIe switches, NUMA nodes and an IOMMU, in virtual machines that have them",
-        check: topology,
+        name: "package",
+        about: "the published package holds what it should",
+        lane: Lane::Builds,
+        check: package::contents,
+    },
+    Step {
+        name: "clippy",
+        about: "lints, with default and with all features",
+        lane: Lane::Builds,
+        check: rust::clippy,
+    },
+    Step { name: "docs", about: "the documentation builds, public and private", lane: Lane::Builds, check: rust::docs },
+    Step { name: "build", about: "tests and the programs in examples/ build", lane: Lane::Builds, check: rust::build },
+    Step {
+        name: "ui",
+        about: "what must not compile does not, for the right reason",
+        lane: Lane::Builds,
+        check: ui::check,
+    },
+    Step {
+        name: "loom",
+        about: "every interleaving of the tests named loom_*",
+        lane: Lane::Builds,
+        check: dynamic::loom,
+    },
+    Step {
+        name: "deny",
+        about: "licences, sources and advisories of dependencies",
+        lane: Lane::Beside,
+        check: package::deny,
+    },
+    Step {
+        name: "features",
+        about: "lints, with each feature alone and with all but it",
+        lane: Lane::Beside,
+        check: rust::features,
     },
     Step {
         name: "icount",
         about: "instructions of small operations over Soft-RoCE, beside what was accepted",
+        lane: Lane::Beside,
         check: icount,
     },
-    Step { name: "tsan", about: "the tests under the thread sanitizer", check: dynamic::tsan },
+    Step {
+        name: "msrv",
+        about: "the oldest Rust that Cargo.toml promises compiles it",
+        lane: Lane::Beside,
+        check: rust::msrv,
+    },
+    Step { name: "test", about: "unit and integration tests", lane: Lane::Alone, check: rust::test },
+    Step { name: "doctest", about: "the examples in the documentation", lane: Lane::Alone, check: rust::doctest },
+    Step { name: "examples", about: "quickstart and echo succeed", lane: Lane::Alone, check: rust::examples },
+    Step { name: "bench", about: "the benchmark works", lane: Lane::Alone, check: rust::bench },
+    Step {
+        name: "miri",
+        about: "undefined behaviour in the table and in memory",
+        lane: Lane::Alone,
+        check: dynamic::miri,
+    },
+    Step {
+        name: "asan",
+        about: "the tests under the address and leak sanitizers",
+        lane: Lane::Alone,
+        check: dynamic::asan,
+    },
+    Step {
+        name: "guest",
+        about: "RDMA NICs: the tests over Soft-RoCE in a virtual machine",
+        lane: Lane::Alone,
+        check: guest,
+    },
+    Step {
+        name: "topology",
+        about: "PCIe switches, NUMA nodes and an IOMMU, in virtual machines that have them",
+        lane: Lane::Alone,
+        check: topology,
+    },
+    Step { name: "tsan", about: "the tests under the thread sanitizer", lane: Lane::Alone, check: dynamic::tsan },
 ];
 
 pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
-    let chosen = STEPS.iter().filter(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.name));
+    let chosen: Vec<_> =
+        STEPS.iter().filter(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.name)).collect();
     if args.list {
-        chosen.for_each(|step| println!("{:10}{}", step.name, step.about));
+        chosen.iter().for_each(|step| println!("{:10}{}", step.name, step.about));
         return Ok(ExitCode::SUCCESS);
     }
-    let tools = Tools::new(workspace, !args.no_install);
-    let mut report = Report::default();
-    for step in chosen {
-        if args.skip.iter().any(|name| name == step.name) {
-            report.add(step.name, Ok(Outcome::skipped("asked for with --skip")), Instant::now());
-            continue;
+    let report = Mutex::new(Report::default());
+    let add = |step: &Step, outcome, start| {
+        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+        report.add(step.name, outcome, start);
+    };
+    let run = |lane| {
+        let tools = Tools::new(workspace, !args.no_install);
+        for step in chosen.iter().filter(|step| step.lane == lane) {
+            if args.skip.iter().any(|name| name == step.name) {
+                add(step, Ok(Outcome::skipped("asked for with --skip")), Instant::now());
+                continue;
+            }
+            println!("{}: {}", step.name, step.about);
+            let start = Instant::now();
+            add(step, (step.check)(workspace, &tools), start);
         }
-        println!("{}: {}", step.name, step.about);
-        let start = Instant::now();
-        report.add(step.name, (step.check)(workspace, &tools), start);
-    }
-    Ok(report.close())
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| run(Lane::Beside));
+        run(Lane::Builds);
+    });
+    run(Lane::Alone);
+    Ok(report.into_inner().unwrap_or_else(PoisonError::into_inner).close())
 }
 
 /// Why there can be no guest, if so.

@@ -21,16 +21,20 @@ pub fn clippy(_: &Workspace, _: &Tools) -> Result<Outcome> {
 
 /// The library with each feature alone and with all others but it. The step `clippy` has none and all of them, with tests and all.
 pub fn features(workspace: &Workspace, _: &Tools) -> Result<Outcome> {
+    // Every set is built once, so what would make a second time quicker is for nothing.
+    let own = |line| {
+        Command::new(line).env("CARGO_INCREMENTAL", "0").arg("--target-dir").arg(workspace.target.join("features"))
+    };
     let features: Vec<_> = workspace.crate_package()?.features.keys().filter(|name| *name != "default").collect();
     let without = |left: &str| -> Vec<_> { features.iter().map(|it| it.as_str()).filter(|it| *it != left).collect() };
     let sets: Vec<_> = features.iter().flat_map(|one| [one.to_string(), without(one).join(",")]).collect();
     for set in &sets {
-        let check = Command::new("cargo clippy --package tokio-rdma --no-default-features --lib");
+        let check = own("cargo clippy --package tokio-rdma --no-default-features --lib");
         check.arg(format!("--features={set}")).args("-- -D warnings").run()?;
     }
     // Another crate of a program may choose cudarc's version of CUDA.
     for version in ["cuda-11040", "cuda-12080", "cuda-13000"] {
-        let check = Command::new("cargo check --package tokio-rdma --lib");
+        let check = own("cargo check --package tokio-rdma --lib");
         check.arg(format!("--features=cuda,cudarc/{version}")).run()?;
     }
     Ok(Outcome::passed_with(format!("{} sets", sets.len())))
@@ -43,12 +47,19 @@ pub fn docs(_: &Workspace, _: &Tools) -> Result<Outcome> {
     Ok(Outcome::passed())
 }
 
-/// What the steps `test`, `examples` and `bench` build, and the tests that start examples: with other words cargo may choose other
+/// What the steps `build`, `ui`, `test`, `examples` and `bench` build, and the tests that start examples: with other words cargo may choose other
 /// features of dependencies, and then builds everything once more. `services` has no test.
-const BUILD: &str = "--workspace --exclude services --all-features";
+pub const BUILD: &str = "--workspace --exclude services --all-features";
 
 /// Of [`BUILD`], what has tests.
 const TESTS: &str = "--lib --bins --tests";
+
+/// Before the tests, which then have no compilers beside them; some of them start examples.
+pub fn build(_: &Workspace, _: &Tools) -> Result<Outcome> {
+    Command::new("cargo test --no-run").args(BUILD).args(TESTS).run()?;
+    Command::new("cargo build --examples").args(BUILD).run()?;
+    Ok(Outcome::passed())
+}
 
 pub fn test(_: &Workspace, tools: &Tools) -> Result<Outcome> {
     let selected = |command: &str| Command::new(command).args(BUILD).args(TESTS);
@@ -122,16 +133,17 @@ fn msrv_version(workspace: &Workspace) -> Result<String> {
     }
 }
 
-/// The library's tests and those of some programs, built by another compiler or with other flags, in a target directory of their own.
-pub fn test_library(
+/// The library's tests and those of some programs, sanitized: by another compiler or with other flags, in a target directory of their
+/// own.
+pub fn test_sanitized(
     tools: &Tools,
     toolchain: &Toolchain,
     profile: &str,
     tests: &str,
     configure: impl Fn(Command) -> Command,
 ) -> Result<usize> {
-    let nextest = format!("nextest run --profile {profile}");
-    let run = if tools.nextest() { &nextest } else { "test --no-fail-fast" };
+    let nextest = format!("nextest run --cargo-profile sanitizer --profile {profile}");
+    let run = if tools.nextest() { &nextest } else { "test --profile sanitizer --no-fail-fast" };
     let command = toolchain.cargo(run).args("--package tokio-rdma --all-features --lib").args(tests);
     match Tally::of(&configure(command).run()?).ran {
         0 => bail!("no test ran: a run of nothing proves nothing"),

@@ -11,6 +11,7 @@ use cargo_metadata::Message;
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use cargo_metadata::diagnostic::{Diagnostic, DiagnosticLevel};
 
+use super::rust::BUILD;
 use super::{Outcome, Tools};
 use crate::command::Command;
 use crate::workspace::{Workspace, read, rust_files};
@@ -48,8 +49,8 @@ pub fn check(workspace: &Workspace, _: &Tools) -> Result<Outcome> {
 
 /// Builds the library, with the examples for the sake of the dependencies that only they have.
 fn build() -> Result<Vec<(String, Utf8PathBuf)>> {
-    let build = "cargo build --quiet --package tokio-rdma --lib --examples --all-features --message-format=json";
-    let messages = Command::new(build).stdout()?;
+    let build = Command::new("cargo build --quiet --lib --examples --message-format=json").args(BUILD);
+    let messages = build.stdout()?;
     let mut libraries = Vec::new();
     for message in Message::parse_stream(BufReader::new(messages.as_bytes())) {
         let Message::CompilerArtifact(artifact) = message? else { continue };
