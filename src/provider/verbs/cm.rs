@@ -360,9 +360,30 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
+        let mut unused =
+            Unused { raw: self.raw, cm: self.cm, _inbox: self.inbox.clone(), _device: self.device.clone() };
+        // The thread that reads events is no task, so it does this itself.
+        self.device.worker().run(move || unused.destroy());
+    }
+}
+
+/// An id that nobody has any more.
+struct Unused {
+    raw: NonNull<sys::rdma_cm_id>,
+    cm: &'static sys::Cm,
+    // As for the id.
+    _inbox: Arc<Inbox>,
+    _device: Arc<OpenDevice>,
+}
+
+// SAFETY: librdmacm may be called from any thread.
+unsafe impl Send for Unused {}
+
+impl Unused {
+    fn destroy(&mut self) {
         // Waits for events of this id that were read and not acknowledged; the thread that reads acknowledges at once.
-        // SAFETY: live by the invariant. If this is that thread, it has acknowledged what it read.
-        if unsafe { (self.cm.rdma_destroy_id)(self.raw()) } != 0 {
+        // SAFETY: live until here, and this is called once. If this is that thread, it has acknowledged what it read.
+        if unsafe { (self.cm.rdma_destroy_id)(self.raw.as_ptr()) } != 0 {
             tracing::error!(error = %std::io::Error::last_os_error(), "an RDMA CM id could not be destroyed");
         }
     }
