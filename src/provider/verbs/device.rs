@@ -385,6 +385,14 @@ impl OpenDevice {
         self.pairs.lock().get(&number).and_then(Weak::upgrade)
     }
 
+    /// Those that receive from this shared queue fail: nothing will arrive on them any more.
+    pub(super) fn fail_sharers(&self, queue: usize) {
+        let pairs: Vec<_> = self.pairs.lock().values().filter_map(Weak::upgrade).collect();
+        for pair in pairs.iter().filter(|pair| pair.shared() == Some(queue)) {
+            pair.fail_and_tell(CloseReason::Device("its shared receive queue failed".into()));
+        }
+    }
+
     /// Every queue pair fails.
     pub(super) fn fail_all(&self, reason: &CloseReason) {
         let pairs: Vec<_> = self.pairs.lock().values().filter_map(Weak::upgrade).collect();

@@ -24,6 +24,8 @@ const LAST_RECEIVE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct PairState {
     number: u32,
+    /// The address of its shared receive queue.
+    shared: Option<usize>,
     failures: Arc<Failures>,
     closed: AtomicBool,
     reason: Mutex<Option<CloseReason>>,
@@ -35,6 +37,10 @@ pub(super) struct PairState {
 impl PairState {
     pub(super) fn number(&self) -> u32 {
         self.number
+    }
+
+    pub(super) fn shared(&self) -> Option<usize> {
+        self.shared
     }
 
     pub(super) fn reason(&self) -> Option<CloseReason> {
@@ -159,6 +165,7 @@ impl Qp {
         let state = Arc::new(PairState {
             // SAFETY: just made.
             number: unsafe { (*raw.as_ptr()).qp_num },
+            shared: srq.is_some().then_some(init.srq.addr()),
             failures: cq.failures().clone(),
             closed: AtomicBool::new(false),
             reason: Mutex::new(None),
