@@ -71,7 +71,7 @@ impl Context {
     }
 
     fn try_to_listen(&self, at: SocketAddr) -> Result<Acceptor> {
-        let id = CmId::new(self.inner().device())?;
+        let mut id = CmId::new(self.inner().device())?;
         id.bind(at).and_then(|()| id.listen(BACKLOG)).map_err(|error| self.unreachable("bind", at, error))?;
         if id.is_on_device() == Some(false) {
             return Err(self.elsewhere("bind", at));

@@ -1,41 +1,61 @@
-//! The thread that makes a device's slow calls, in the order in which they were asked for.
+//! The thread that makes a device's slow calls.
 //!
 //! Making, moving and destroying queue pairs and RDMA CM ids are system calls, which a NIC answers after 0.1 ms to some
 //! tens of milliseconds. A task that made them would hold up all others of its thread for so long, so it asks this
 //! thread, and waits for the answer as for anything else. It is a thread of the crate's own, since connections end in runtimes that are
 //! shutting down too, and since a program may have all threads of `spawn_blocking` at work; and it is one thread, since what is
 //! destroyed must be destroyed in order. The first call starts it, and it ends with the device.
+//!
+//! Calls that somebody waits for have a line of their own, which takes turns with what is left to be destroyed: after a thousand connections
+//! were dropped, the next one is not set up behind all of those. Within each line, the order is that of asking.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::affinity::pin_this_thread;
 use crate::error::{CloseReason, Error, Result};
-use crate::sync::Mutex;
 
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Dropped, it ends the thread when all that was asked for is done.
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
-    jobs: Mutex<Option<Sender<Job>>>,
+    shared: Arc<Shared>,
     cpus: Option<Vec<usize>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    lines: Mutex<Lines>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Lines {
+    awaited: VecDeque<Job>,
+    left_over: VecDeque<Job>,
+    /// Whose turn it is where both have some.
+    turn: bool,
+    started: bool,
+    ended: bool,
 }
 
 impl Worker {
     /// Its thread will run on these CPUs, or on any.
     pub(super) fn new(cpus: Option<Vec<usize>>) -> Self {
-        Self { jobs: Mutex::new(None), cpus }
+        Self { shared: Arc::default(), cpus }
     }
 
     /// The answer of a call. When the future is dropped, the call is made nevertheless, and its answer dropped by the thread.
     pub(crate) async fn call<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let (answer, answered) = oneshot::channel();
-        self.ask(move || drop(answer.send(work())));
+        self.enter(Box::new(move || drop(answer.send(work()))), |lines| &mut lines.awaited);
         match answered.await {
             Ok(result) => result,
             // What was released on the way had code of the program's in it, which panicked.
@@ -50,45 +70,106 @@ impl Worker {
         if in_task() { self.ask(work) } else { work() }
     }
 
-    /// The same, but always by the thread.
-    pub(crate) fn ask(&self, work: impl FnOnce() + Send + 'static) {
-        let job: Job = Box::new(work);
-        let unsent = match &mut *self.jobs.lock() {
-            Some(jobs) => jobs.send(job).err().map(|unsent| unsent.0),
-            none => match self.start() {
-                Ok(jobs) => none.insert(jobs).send(job).err().map(|unsent| unsent.0),
-                Err(error) => {
-                    tracing::warn!(%error, "no thread for the device's slow calls: they hold up who makes them");
-                    Some(job)
-                }
-            },
-        };
-        if let Some(job) = unsent {
-            job();
-        }
+    /// The same, ahead of the others.
+    pub(super) fn run_soon(&self, work: impl FnOnce() + Send + 'static) {
+        if in_task() { self.enter(Box::new(work), |lines| &mut lines.awaited) } else { work() }
     }
 
-    /// As [`run`](Self::run), after all that was asked for before.
+    /// The same, but always by the thread.
+    pub(crate) fn ask(&self, work: impl FnOnce() + Send + 'static) {
+        self.enter(Box::new(work), |lines| &mut lines.left_over);
+    }
+
+    /// As [`run`](Self::run), by the thread, after all that was left to it before.
     pub(crate) fn run_after(&self, work: impl FnOnce() + Send + 'static) {
         if in_task() || IS_WORKER.get() {
             return self.ask(work);
         }
-        if self.jobs.lock().is_some() {
-            let (done, all_done) = channel();
-            self.ask(move || done.send(()).unwrap_or_default());
-            let _ = all_done.recv();
-        }
-        work();
+        let (done, is_done) = channel();
+        self.ask(move || {
+            work();
+            done.send(()).unwrap_or_default();
+        });
+        // An error: it panicked.
+        let _ = is_done.recv();
     }
 
-    fn start(&self) -> std::io::Result<Sender<Job>> {
-        let (sender, jobs) = channel();
-        let cpus = self.cpus.clone();
-        std::thread::Builder::new().name("rdma-control".into()).spawn(move || {
+    fn enter(&self, job: Job, line: fn(&mut Lines) -> &mut VecDeque<Job>) {
+        let mut lines = self.shared.lock();
+        if !lines.started {
+            if let Err(error) = self.start() {
+                drop(lines);
+                tracing::warn!(%error, "no thread for the device's slow calls: they hold up who makes them");
+                return job();
+            }
+            lines.started = true;
+        }
+        line(&mut lines).push_back(job);
+        drop(lines);
+        self.shared.more.notify_one();
+    }
+
+    fn start(&self) -> std::io::Result<()> {
+        let (shared, cpus) = (self.shared.clone(), self.cpus.clone());
+        let thread = std::thread::Builder::new().name("rdma-control".into());
+        thread.spawn(move || {
             cpus.iter().for_each(|cpus| pin_this_thread(cpus));
-            work(&jobs);
+            shared.work();
         })?;
-        Ok(sender)
+        Ok(())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.more.notify_one();
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        IS_WORKER.set(true);
+        // The last job may drop the device, and with it the worker.
+        while let Some(job) = self.next() {
+            if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                tracing::error!("a panic on the thread of the device's slow calls");
+            }
+        }
+    }
+
+    /// `None` at the end.
+    fn next(&self) -> Option<Job> {
+        let mut lines = self.lock();
+        loop {
+            if let Some(job) = lines.take() {
+                return Some(job);
+            }
+            if lines.ended {
+                return None;
+            }
+            lines = self.more.wait(lines).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Lines {
+    fn take(&mut self) -> Option<Job> {
+        self.turn = !self.turn;
+        match self.turn {
+            true => self.awaited.pop_front().or_else(|| self.left_over.pop_front()),
+            false => self.left_over.pop_front().or_else(|| self.awaited.pop_front()),
+        }
     }
 }
 
@@ -101,16 +182,6 @@ pub(crate) async fn long_call<T: Send + 'static>(work: impl FnOnce() -> Result<T
 
 thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
-}
-
-fn work(jobs: &Receiver<Job>) {
-    IS_WORKER.set(true);
-    // The last job may drop the device, and with it the other end of this channel.
-    for job in jobs {
-        if catch_unwind(AssertUnwindSafe(job)).is_err() {
-            tracing::error!("a panic on the thread of the device's slow calls");
-        }
-    }
 }
 
 /// Whether others are held up when this thread is.
@@ -172,6 +243,31 @@ mod tests {
         });
         go_on.send(()).unwrap();
         assert_eq!(told.recv_timeout(Duration::from_secs(20)).unwrap(), thread);
+    }
+
+    #[test]
+    fn who_waits_takes_turns_with_what_is_left_over() {
+        let worker = Worker::default();
+        let (go_on, stop) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        worker.ask(move || stop.recv().unwrap());
+        for at in 0..4 {
+            let tell = tell.clone();
+            worker.ask(move || tell.send(at).unwrap());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            for at in [10, 11] {
+                let tell = tell.clone();
+                worker.run_soon(move || tell.send(at).unwrap());
+            }
+        });
+        go_on.send(()).unwrap();
+        worker.run_after(|| {});
+        let order: Vec<_> = told.try_iter().collect();
+        let of = |line: fn(&i32) -> bool| order.iter().copied().filter(line).collect::<Vec<_>>();
+        assert_eq!((of(|at| *at < 10), of(|at| *at >= 10)), (vec![0, 1, 2, 3], vec![10, 11]));
+        assert!(order[..2].contains(&10) && order[..4].contains(&11), "{order:?}");
     }
 
     #[test]
