@@ -1,6 +1,7 @@
 //! Ends in good order: of a connection, and of a listener with all that it let in.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::completion::pair::QueuePair;
@@ -52,7 +53,7 @@ impl Connection {
         let mut line = Line { pair: &self.inner.pair, ticket: None };
         let taken = poll_fn(|cx| line.pair.send.take_all_places(&mut line.ticket, cx)).await;
         if taken.is_ok() {
-            // All places are taken, so nothing was posted meanwhile, and is not before this.
+            // All places are taken, so nothing was posted meanwhile; and from now on nothing is.
             line.pair.close(CloseReason::Local);
             line.pair.send.return_places(line.pair.send.depth());
         }
@@ -62,7 +63,7 @@ impl Connection {
 
 /// Leaves the line when it is dropped.
 struct Line<'a> {
-    pair: &'a QueuePair,
+    pair: &'a Arc<QueuePair>,
     ticket: Option<Ticket>,
 }
 

@@ -21,6 +21,7 @@ mod costs;
 mod faults;
 #[cfg(feature = "async-rdma")]
 mod foreign;
+mod given_up;
 mod links;
 
 use std::time::{Duration, Instant};

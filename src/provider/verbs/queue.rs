@@ -29,13 +29,14 @@ pub(crate) struct Cq(Arc<CqInner>);
 #[derive(Debug)]
 pub(super) struct CqInner {
     raw: NonNull<sys::ibv_cq>,
-    channel: Channel,
+    channel: Arc<Channel>,
     /// Arming brings one event, so until that was read the queue needs no arming, and the channel has no other.
     armed: AtomicBool,
     /// Events that were read and not acknowledged: destroying the queue would wait for them for ever.
     unacknowledged: AtomicU32,
     failures: Arc<Failures>,
-    depth: Mutex<u32>,
+    depth: AtomicU32,
+    resizing: Mutex<()>,
     context: Arc<ContextInner>,
 }
 
@@ -66,6 +67,11 @@ struct Channel {
     raw: NonNull<sys::ibv_comp_channel>,
     verbs: &'static sys::Verbs,
 }
+
+// SAFETY: the verbs may be called from any thread.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
 
 impl Channel {
     fn new(context: &ContextInner) -> Result<Self> {
@@ -106,11 +112,12 @@ impl Cq {
         };
         Ok(Self(Arc::new(CqInner {
             raw,
-            channel,
+            channel: Arc::new(channel),
             armed: AtomicBool::new(false),
             unacknowledged: AtomicU32::new(0),
             failures: Arc::default(),
-            depth: Mutex::new(depth),
+            depth: AtomicU32::new(depth),
+            resizing: Mutex::default(),
             context: context.clone(),
         })))
     }
@@ -215,19 +222,28 @@ impl Cq {
     }
 
     /// Never shrinks, and at least doubles, since every resizing is a system call and moves what is queued.
-    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
-        let mut current = self.0.depth.lock();
-        if depth <= *current {
+    pub(crate) async fn resize(&self, depth: u32) -> Result<()> {
+        if depth <= self.0.depth.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let this = self.clone();
+        self.0.context.device().worker().call(move || this.resize_now(depth)).await
+    }
+
+    fn resize_now(&self, depth: u32) -> Result<()> {
+        let _one_at_a_time = self.0.resizing.lock();
+        let current = self.0.depth.load(Ordering::Acquire);
+        if depth <= current {
             return Ok(());
         }
         let wanted = depth.max(current.saturating_mul(2)).min(self.0.context.limits().max_cq_depth);
         // SAFETY: the queue is live; providers lock it against concurrent polling.
         let returned = unsafe { (self.0.context.verbs().ibv_resize_cq)(self.0.raw(), wanted as i32) };
         if returned != 0 {
-            let what = format!("the completion queue from {} to {wanted} entries", *current);
+            let what = format!("the completion queue from {current} to {wanted} entries");
             return Err(Error::io("resize", what, hints::error_of(returned)));
         }
-        *current = wanted;
+        self.0.depth.store(wanted, Ordering::Release);
         // Whether a device remembers it is not said; one event too many does no harm.
         self.0.armed.store(false, Ordering::Relaxed);
         Ok(())
@@ -246,15 +262,38 @@ impl CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
+        let unused = Unused {
+            raw: self.raw,
+            unacknowledged: *self.unacknowledged.get_mut(),
+            _channel: self.channel.clone(),
+            context: self.context.clone(),
+        };
+        self.context.device().worker().run(move || unused.destroy());
+    }
+}
+
+/// A completion queue without queue pairs.
+struct Unused {
+    raw: NonNull<sys::ibv_cq>,
+    unacknowledged: u32,
+    // Goes after the queue, and before the context.
+    _channel: Arc<Channel>,
+    context: Arc<ContextInner>,
+}
+
+// SAFETY: the verbs may be called from any thread.
+unsafe impl Send for Unused {}
+
+impl Unused {
+    fn destroy(&self) {
         let verbs = self.context.verbs();
-        let unacknowledged = *self.unacknowledged.get_mut();
-        // SAFETY: live by the invariant. The queue pairs are gone, since each held this; nothing was left unacknowledged,
-        // so destroying does not wait. The channel is a field, which is dropped afterwards.
+        // SAFETY: live until here, and this is called once. The queue pairs are gone, since each held the queue; nothing is
+        // left unacknowledged, so destroying does not wait.
         let returned = unsafe {
-            if unacknowledged > 0 {
-                (verbs.ibv_ack_cq_events)(self.raw(), unacknowledged);
+            if self.unacknowledged > 0 {
+                (verbs.ibv_ack_cq_events)(self.raw.as_ptr(), self.unacknowledged);
             }
-            (verbs.ibv_destroy_cq)(self.raw())
+            (verbs.ibv_destroy_cq)(self.raw.as_ptr())
         };
         if returned != 0 {
             tracing::error!(error = %hints::error_of(returned), "a completion queue could not be destroyed");
