@@ -473,9 +473,11 @@ impl QueuePair {
         }
     }
 
-    /// Called by the dispatcher for each completion of this pair.
-    pub(crate) fn complete(&self, id: WrId, completion: WorkCompletion, effects: &mut Effects<AnyBuffer>) {
-        self.table(id.side).complete(id.key, completion, effects);
+    /// Called by the dispatcher with completions of which the first is this pair's: takes those of the same queue that follow
+    /// each other, and says how many.
+    #[inline]
+    pub(crate) fn complete(&self, completions: &[WorkCompletion], side: Side, effects: &mut Effects<AnyBuffer>) -> usize {
+        self.table(side).complete_run(completions, effects)
     }
 
     /// An 8-byte registered place for an atomic's result.

@@ -262,15 +262,19 @@ impl CompletionQueue {
         let broken = loop {
             let taken = match self.device.poll(&mut dispatcher.batch) {
                 Ok(taken) => taken,
-                Err(error) => break Some(error),
+                // Boxed, since it is there at hardly any look.
+                Err(error) => break Some(Box::new(error)),
             };
-            for completion in &dispatcher.batch[..taken] {
+            let mut rest = dispatcher.batch.get(..taken).unwrap_or_default();
+            while let Some(completion) = rest.first() {
                 let id = WrId::from_bits(completion.wr_id);
-                if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
-                    pair.complete(id, *completion, &mut effects);
+                let done = if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
+                    pair.complete(rest, id.side, &mut effects)
                 } else {
                     complete_shared(&dispatcher.shared, id, *completion, &mut effects);
-                }
+                    1
+                };
+                rest = rest.get(done..).unwrap_or_default();
             }
             found += taken;
             left = left.saturating_sub(1);
@@ -281,20 +285,11 @@ impl CompletionQueue {
         let ended = if dispatcher.failed.is_empty() { None } else { Some(dispatcher.take_ended()) };
         // Only who holds the dispatcher counts this.
         advance(&self.counters.looks, 1);
-        // Said before anybody else can find the tables empty.
-        let releases = effects.has_owners();
-        if releases {
-            self.releasing.fetch_add(1, Ordering::SeqCst);
-        }
-        drop(guard);
-        if !effects.is_empty() {
-            effects.run();
-        }
-        if releases {
-            self.releasing.fetch_sub(1, Ordering::SeqCst);
-        }
-        if !effects.on_the_heap() {
+        if effects.is_untouched() {
+            drop(guard);
             std::mem::forget(effects);
+        } else {
+            self.carry_out(effects, guard);
         }
         if let Some(ended) = ended {
             self.end(ended);
@@ -303,6 +298,21 @@ impl CompletionQueue {
             self.fail_all(&CloseReason::Device(error.to_string().into()));
         }
         found
+    }
+
+    /// Lets go of the dispatcher, drops the buffers that nobody waits for, and wakes.
+    #[inline(never)]
+    fn carry_out(&self, mut effects: Effects<AnyBuffer>, guard: MutexGuard<'_, Dispatcher>) {
+        let releases = effects.has_owners();
+        // Said before anybody else can find the tables empty.
+        if releases {
+            self.releasing.fetch_add(1, Ordering::SeqCst);
+        }
+        drop(guard);
+        effects.run();
+        if releases {
+            self.releasing.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Closes pairs that the device has given up. Closing one may come upon more of them: whoever is at it already takes care of

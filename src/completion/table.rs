@@ -121,11 +121,13 @@ impl Drop for WakeLater {
 pub(crate) struct Effects<B> {
     wakers: SmallVec<[Waker; 16]>,
     owners: SmallVec<[B; 4]>,
+    /// Nothing was ever put in: cheaper to ask than two lists are, and to drop.
+    untouched: bool,
 }
 
 impl<B> Default for Effects<B> {
     fn default() -> Self {
-        Self { wakers: SmallVec::new(), owners: SmallVec::new() }
+        Self { wakers: SmallVec::new(), owners: SmallVec::new(), untouched: true }
     }
 }
 
@@ -140,29 +142,28 @@ impl<B> Effects<B> {
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether nothing was ever put in, so that it need not be dropped either.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.wakers.is_empty() && self.owners.is_empty()
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.untouched
     }
 
     /// Whether there are buffers to drop.
-    #[inline]
     pub(crate) fn has_owners(&self) -> bool {
         !self.owners.is_empty()
-    }
-
-    /// Whether dropping it, once it has run, gives memory back. That takes longer to find out by dropping it than to ask.
-    #[inline]
-    pub(crate) fn on_the_heap(&self) -> bool {
-        self.wakers.spilled() || self.owners.spilled()
     }
 
     #[inline]
     pub(crate) fn wake(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {
+            self.untouched = false;
             self.wakers.push(waker);
         }
+    }
+
+    fn release(&mut self, owner: Option<B>) {
+        self.untouched = false;
+        self.owners.extend(owner);
     }
 }
 
@@ -324,7 +325,9 @@ impl<B> Table<B> {
         };
         let sequence = state.next_sequence();
         let slot = &mut state.slots[index as usize];
-        (slot.phase, slot.sequence, slot.owner, slot.waker) = (Phase::Posted, sequence, owner.take(), waker);
+        (slot.phase, slot.sequence) = (Phase::Posted, sequence);
+        put(&mut slot.owner, owner.take());
+        put(&mut slot.waker, waker);
         let key = Key { index, generation: slot.generation };
         wake.add(state.next_in_line(self.depth));
         Poll::Ready(Ok(key))
@@ -440,27 +443,25 @@ impl<B> Table<B> {
     /// The device is done with an operation, and with every silent one before it.
     pub(crate) fn complete(&self, key: Key, completion: WorkCompletion, effects: &mut Effects<B>) {
         let mut state = self.state.lock();
-        let Some(slot) = state.slot(key) else { return };
-        if !slot.posted() {
-            return;
-        }
-        let sequence = slot.sequence;
-        while let Some(&(before, index)) = state.silent.front() {
-            if before > sequence {
+        state.complete(key, &completion, effects);
+        effects.wake(state.next_in_line(self.depth));
+    }
+
+    /// The same for each of the completions that are of the first one's queue, up to one that is not; how many those were.
+    #[inline]
+    pub(crate) fn complete_run(&self, completions: &[WorkCompletion], effects: &mut Effects<B>) -> usize {
+        let mut state = self.state.lock();
+        let mut done = 0;
+        while let Some(completion) = completions.get(done) {
+            if completion.wr_id >> Key::BITS != completions[0].wr_id >> Key::BITS {
                 break;
             }
-            state.silent.pop_front();
-            if before < sequence {
-                // Success: a silent request that fails has a completion of its own, with an error.
-                let done = WorkCompletion { status: crate::error::WcStatus::Success, ..completion };
-                state.in_flight -= 1;
-                state.finish(index, Outcome::Completed(done), effects);
-            }
+            state.complete(Key::from_bits(completion.wr_id), completion, effects);
+            done += 1;
         }
-        state.in_flight -= 1;
-        state.completed += 1;
-        state.finish(key.index, Outcome::Completed(completion), effects);
+        // Once: whoever is woken takes its place, and passes the turn on if there are more.
         effects.wake(state.next_in_line(self.depth));
+        done
     }
 
     /// The owner and the outcome, once there; registers the waker otherwise (when `cx` is given).
@@ -469,10 +470,7 @@ impl<B> Table<B> {
         let Some(slot) = state.slot(key) else { return Poll::Ready(None) };
         match slot.phase {
             Phase::Done => {
-                let done = match (slot.owner.take(), slot.outcome.take()) {
-                    (Some(owner), Some(outcome)) => Some((owner, outcome)),
-                    _ => None,
-                };
+                let done = slot.owner.take().zip(slot.outcome.take());
                 state.release(key.index);
                 Poll::Ready(done)
             }
@@ -672,18 +670,52 @@ impl<B> State<B> {
         self.free.push(index);
     }
 
+    #[inline]
+    fn complete(&mut self, key: Key, completion: &WorkCompletion, effects: &mut Effects<B>) {
+        let nothing_silent = self.silent.is_empty();
+        let Some(slot) = self.slot(key) else { return };
+        if !slot.posted() {
+            return;
+        }
+        if !nothing_silent {
+            let sequence = slot.sequence;
+            self.complete_silent(sequence, completion, effects);
+        }
+        self.in_flight -= 1;
+        self.completed += 1;
+        self.finish(key.index, Outcome::Completed(*completion), effects);
+    }
+
+    /// What was posted before this position without a completion of its own is done.
+    #[inline(never)]
+    fn complete_silent(&mut self, sequence: u64, completion: &WorkCompletion, effects: &mut Effects<B>) {
+        while let Some(&(before, index)) = self.silent.front() {
+            if before > sequence {
+                break;
+            }
+            self.silent.pop_front();
+            if before < sequence {
+                // Success: a silent request that fails has a completion of its own, with an error.
+                let done = WorkCompletion { status: crate::error::WcStatus::Success, ..*completion };
+                self.in_flight -= 1;
+                self.finish(index, Outcome::Completed(done), effects);
+            }
+        }
+    }
+
     /// Posted or parked → done, or, when nobody waits any more, → free.
     #[inline]
     fn finish(&mut self, index: u32, outcome: Outcome, effects: &mut Effects<B>) {
         let slot = &mut self.slots[index as usize];
         match slot.phase {
-            Phase::Abandoned => {
-                effects.owners.extend(slot.owner.take());
-                self.release(index);
-            }
             Phase::Posted | Phase::Parked => {
-                (slot.phase, slot.outcome) = (Phase::Done, Some(outcome));
+                slot.phase = Phase::Done;
+                put(&mut slot.outcome, Some(outcome));
                 effects.wake(slot.waker.take());
+            }
+            Phase::Abandoned => {
+                effects.release(slot.owner.take());
+                self.release(index);
             }
             Phase::Done | Phase::Free => {}
         }
@@ -697,6 +729,13 @@ fn set_waker(place: &mut Option<Waker>, cx: &Context<'_>) -> Option<Waker> {
         Some(waker) if waker.will_wake(cx.waker()) => None,
         _ => place.replace(cx.waker().clone()),
     }
+}
+
+/// Fills a place that is empty, without asking again whether something has to be dropped there.
+#[inline]
+fn put<T>(place: &mut Option<T>, value: Option<T>) {
+    debug_assert!(place.is_none());
+    std::mem::forget(std::mem::replace(place, value));
 }
 
 fn wake(waker: Option<Waker>) {
