@@ -265,16 +265,16 @@ impl CompletionQueue {
                 // Boxed, since it is there at hardly any look.
                 Err(error) => break Some(Box::new(error)),
             };
-            let mut rest = dispatcher.batch.get(..taken).unwrap_or_default();
-            while let Some(completion) = rest.first() {
-                let id = WrId::from_bits(completion.wr_id);
-                let done = if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
+            let mut done = 0;
+            while done < taken {
+                let rest = &dispatcher.batch[done..taken];
+                let id = WrId::from_bits(rest[0].wr_id);
+                done += if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
                     pair.complete(rest, id.side, &mut effects)
                 } else {
-                    complete_shared(&dispatcher.shared, id, *completion, &mut effects);
+                    complete_shared(&dispatcher.shared, &rest[0], &mut effects);
                     1
                 };
-                rest = rest.get(done..).unwrap_or_default();
             }
             found += taken;
             left = left.saturating_sub(1);
@@ -343,15 +343,11 @@ impl CompletionQueue {
 
 /// A completion that is no pair's: of a receive of a shared queue, or of a pair that is gone.
 #[inline(never)]
-fn complete_shared(
-    shared: &[(u32, Arc<SharedQueue>)],
-    id: WrId,
-    completion: WorkCompletion,
-    effects: &mut Effects<AnyBuffer>,
-) {
+fn complete_shared(shared: &[(u32, Arc<SharedQueue>)], completion: &WorkCompletion, effects: &mut Effects<AnyBuffer>) {
+    let id = WrId::from_bits(completion.wr_id);
     let Some(number) = id.pair.checked_sub(MAX_PAIRS as u32) else { return };
     if let Ok(at) = shared.binary_search_by_key(&number, |(other, _)| *other) {
-        shared[at].1.complete(id, completion, effects);
+        shared[at].1.complete(id, *completion, effects);
     }
 }
 

@@ -74,6 +74,20 @@ pub(crate) enum Outcome {
     NotPosted(&'static str),
 }
 
+/// What the table gives back of an operation that has ended. A place to put it in, since returning it would move it twice.
+#[derive(Debug)]
+pub(crate) struct Done<B> {
+    pub owner: Option<B>,
+    pub outcome: Option<Outcome>,
+}
+
+impl<B> Default for Done<B> {
+    #[inline]
+    fn default() -> Self {
+        Self { owner: None, outcome: None }
+    }
+}
+
 /// Why the table does not take an operation.
 #[derive(Clone, Debug)]
 pub(crate) enum Refused {
@@ -198,8 +212,36 @@ impl<B> Slot<B> {
     }
 
     /// Whether the device has the owner.
+    #[inline]
     fn posted(&self) -> bool {
         matches!(self.phase, Phase::Posted | Phase::Abandoned)
+    }
+
+    /// Posted or parked → done, or, when nobody waits any more, → free: then its number goes to the free ones.
+    #[inline(always)]
+    #[must_use]
+    fn finish(&mut self, outcome: Outcome, effects: &mut Effects<B>) -> bool {
+        match self.phase {
+            Phase::Posted | Phase::Parked => {
+                self.phase = Phase::Done;
+                put(&mut self.outcome, Some(outcome));
+                effects.wake(self.waker.take());
+                false
+            }
+            Phase::Abandoned => {
+                effects.release(self.owner.take());
+                self.vacate();
+                true
+            }
+            Phase::Done | Phase::Free => false,
+        }
+    }
+
+    /// Nobody's any more; its owner was taken out.
+    #[inline]
+    fn vacate(&mut self) {
+        self.phase = Phase::Free;
+        self.generation = (self.generation + 1) & ((1 << Key::GENERATION_BITS) - 1);
     }
 }
 
@@ -300,7 +342,7 @@ impl<B> Table<B> {
     ///
     /// The caller holds the queue's posting lock and posts the request before releasing it,
     /// so that the table's order is the device's. Who is next in line is woken with `wake`, which the caller drops after that lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn submit(
         &self,
         owner: &mut Option<B>,
@@ -466,15 +508,23 @@ impl<B> Table<B> {
 
     /// The owner and the outcome, once there; registers the waker otherwise (when `cx` is given).
     pub(crate) fn poll_done(&self, key: Key, cx: Option<&mut Context<'_>>) -> Poll<Option<(B, Outcome)>> {
+        let mut done = Done::default();
+        self.take_done(key, cx, &mut done).map(|()| done.owner.zip(done.outcome))
+    }
+
+    /// The same, into a place of the caller's that is empty, and stays so for a key that no operation has any more.
+    pub(crate) fn take_done(&self, key: Key, cx: Option<&mut Context<'_>>, done: &mut Done<B>) -> Poll<()> {
         let mut state = self.state.lock();
-        let Some(slot) = state.slot(key) else { return Poll::Ready(None) };
+        let Some(slot) = state.slot(key) else { return Poll::Ready(()) };
         match slot.phase {
             Phase::Done => {
-                let done = slot.owner.take().zip(slot.outcome.take());
-                state.release(key.index);
-                Poll::Ready(done)
+                put(&mut done.owner, slot.owner.take());
+                put(&mut done.outcome, slot.outcome.take());
+                slot.vacate();
+                state.free.push(key.index);
+                Poll::Ready(())
             }
-            Phase::Free => Poll::Ready(None),
+            Phase::Free => Poll::Ready(()),
             Phase::Parked | Phase::Posted | Phase::Abandoned => {
                 let replaced = cx.and_then(|cx| set_waker(&mut slot.waker, cx));
                 drop(state);
@@ -662,33 +712,32 @@ impl<B> State<B> {
     }
 
     /// Frees a slot whose owner was taken out.
-    #[inline]
     fn release(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
-        slot.phase = Phase::Free;
-        slot.generation = (slot.generation + 1) & ((1 << Key::GENERATION_BITS) - 1);
+        self.slots[index as usize].vacate();
         self.free.push(index);
     }
 
     #[inline]
     fn complete(&mut self, key: Key, completion: &WorkCompletion, effects: &mut Effects<B>) {
-        let nothing_silent = self.silent.is_empty();
+        if !self.silent.is_empty() {
+            self.complete_silent(key, completion, effects);
+        }
         let Some(slot) = self.slot(key) else { return };
         if !slot.posted() {
             return;
         }
-        if !nothing_silent {
-            let sequence = slot.sequence;
-            self.complete_silent(sequence, completion, effects);
+        if slot.finish(Outcome::Completed(*completion), effects) {
+            self.free.push(key.index);
         }
         self.in_flight -= 1;
         self.completed += 1;
-        self.finish(key.index, Outcome::Completed(*completion), effects);
     }
 
-    /// What was posted before this position without a completion of its own is done.
+    /// What was posted before this one without a completion of its own is done.
     #[inline(never)]
-    fn complete_silent(&mut self, sequence: u64, completion: &WorkCompletion, effects: &mut Effects<B>) {
+    fn complete_silent(&mut self, key: Key, completion: &WorkCompletion, effects: &mut Effects<B>) {
+        let Some(slot) = self.slot(key).filter(|slot| slot.posted()) else { return };
+        let sequence = slot.sequence;
         while let Some(&(before, index)) = self.silent.front() {
             if before > sequence {
                 break;
@@ -703,21 +752,9 @@ impl<B> State<B> {
         }
     }
 
-    /// Posted or parked → done, or, when nobody waits any more, → free.
-    #[inline]
     fn finish(&mut self, index: u32, outcome: Outcome, effects: &mut Effects<B>) {
-        let slot = &mut self.slots[index as usize];
-        match slot.phase {
-            Phase::Posted | Phase::Parked => {
-                slot.phase = Phase::Done;
-                put(&mut slot.outcome, Some(outcome));
-                effects.wake(slot.waker.take());
-            }
-            Phase::Abandoned => {
-                effects.release(slot.owner.take());
-                self.release(index);
-            }
-            Phase::Done | Phase::Free => {}
+        if self.slots[index as usize].finish(outcome, effects) {
+            self.free.push(index);
         }
     }
 }
