@@ -17,7 +17,7 @@ use crate::provider::{
     self, Link, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, Seat, SendRequest, SgeList,
     WorkCompletion, WrOp, next_connection_id,
 };
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Bits of a work request's id that name the queue pair within its completion queue.
 const PAIR_BITS: u32 = 64 - 1 - Key::BITS;
@@ -90,7 +90,7 @@ pub(crate) struct QueuePair {
     /// This pair's number in its completion queue.
     index: u32,
     /// Held from taking a slot to posting, so that the table's order is the device's; with scratch space for that.
-    send_post: Mutex<Vec<SendRequest>>,
+    send_post: Mutex<Scratch>,
     receive_post: Mutex<ReceiveRequest>,
     atomic_results: OnceLock<BufferPool>,
     closed: watch::Sender<Option<CloseReason>>,
@@ -158,12 +158,6 @@ impl From<PostErrorKind> for Rejected {
     }
 }
 
-/// One request on its way to [`QueuePair::submit`].
-pub(crate) enum Request {
-    Send { op: WrOp, inline: bool },
-    Receive,
-}
-
 impl QueuePair {
     /// Puts a fresh queue pair under the care of `queue`'s dispatcher.
     pub(crate) fn attach(
@@ -192,7 +186,7 @@ impl QueuePair {
                 shared: Mutex::new(shared),
                 room,
                 index,
-                send_post: Mutex::new(Vec::with_capacity(send_depth)),
+                send_post: Mutex::new(Scratch::new(send_depth)),
                 receive_post: Mutex::new(ReceiveRequest { wr_id: 0, sges: SgeList::new() }),
                 atomic_results: OnceLock::new(),
                 closed: watch::Sender::new(None),
@@ -239,24 +233,11 @@ impl QueuePair {
     }
 
     /// Takes a slot for the owner and posts the request, or joins the line.
+    /// `fill` puts the operation where the request is: handed over, it would be copied once more.
     #[inline]
-    pub(crate) fn submit(
+    pub(crate) fn submit_send(
         &self,
-        request: &Request,
-        owner: &mut Option<AnyBuffer>,
-        ticket: &mut Option<Ticket>,
-        cx: Option<&mut Context<'_>>,
-    ) -> Poll<Result<Key, Rejected>> {
-        match request {
-            Request::Send { op, inline } => self.submit_send(*op, *inline, owner, ticket, cx),
-            Request::Receive => self.submit_receive(owner, ticket, cx),
-        }
-    }
-
-    #[inline]
-    fn submit_send(
-        &self,
-        op: WrOp,
+        fill: impl FnOnce(&mut WrOp),
         inline: bool,
         owner: &mut Option<AnyBuffer>,
         ticket: &mut Option<Ticket>,
@@ -264,7 +245,8 @@ impl QueuePair {
     ) -> Poll<Result<Key, Rejected>> {
         let mut wake = WakeLater::default();
         let mut scratch = self.send_post.lock();
-        let request = reuse(&mut scratch);
+        let request = &mut scratch.one;
+        request.sges.clear();
         if let Some(owner) = owner {
             owner.push_sges(&mut request.sges);
         }
@@ -273,12 +255,16 @@ impl QueuePair {
             Poll::Ready(Err(refused)) => return Poll::Ready(Err(refused.into())),
             Poll::Pending => return Poll::Pending,
         };
-        (request.wr_id, request.op, request.signaled, request.inline) = (self.wr_id(Side::Send, key), op, true, inline);
-        let posted = self.device.post_send(&scratch);
-        self.posted(Side::Send, key, owner, posted, &mut wake)
+        fill(&mut request.op);
+        (request.wr_id, request.signaled, request.inline) = (self.wr_id(Side::Send, key), true, inline);
+        match self.device.post_send(std::slice::from_ref(request)) {
+            Ok(()) => Poll::Ready(Ok(key)),
+            Err(error) => Poll::Ready(self.not_posted(Side::Send, key, owner, error, scratch)),
+        }
     }
 
-    fn submit_receive(
+    /// The same for a receive.
+    pub(crate) fn submit_receive(
         &self,
         owner: &mut Option<AnyBuffer>,
         ticket: &mut Option<Ticket>,
@@ -296,8 +282,10 @@ impl QueuePair {
             Poll::Pending => return Poll::Pending,
         };
         request.wr_id = self.wr_id(Side::Receive, key);
-        let posted = self.device.post_receive(std::slice::from_ref(&*request));
-        self.posted(Side::Receive, key, owner, posted, &mut wake)
+        match self.device.post_receive(std::slice::from_ref(&*request)) {
+            Ok(()) => Poll::Ready(Ok(key)),
+            Err(error) => Poll::Ready(self.not_posted(Side::Receive, key, owner, error, request)),
+        }
     }
 
     #[cold]
@@ -305,35 +293,24 @@ impl QueuePair {
         if self.shares_receives() { Rejected::Shared } else { refused.into() }
     }
 
-    #[inline]
-    fn posted(
-        &self,
-        side: Side,
-        key: Key,
-        owner: &mut Option<AnyBuffer>,
-        posted: Result<(), PostError>,
-        wake: &mut WakeLater,
-    ) -> Poll<Result<Key, Rejected>> {
-        match posted {
-            Ok(()) => Poll::Ready(Ok(key)),
-            Err(error) => Poll::Ready(self.not_posted(side, key, owner, error, wake)),
-        }
-    }
-
+    /// Takes back what the device refused, under the posting lock still.
     #[cold]
-    fn not_posted(
+    fn not_posted<T>(
         &self,
         side: Side,
         key: Key,
         owner: &mut Option<AnyBuffer>,
         error: PostError,
-        wake: &mut WakeLater,
+        posting: MutexGuard<'_, T>,
     ) -> Result<Key, Rejected> {
         // Accepted after all, if the device says so: it completes, with the error.
         if error.accepted > 0 {
             return Ok(key);
         }
-        *owner = self.table(side).retract(key, wake);
+        let mut wake = WakeLater::default();
+        *owner = self.table(side).retract(key, &mut wake);
+        // Before it wakes anybody.
+        drop(posting);
         Err(error.kind.into())
     }
 
@@ -343,7 +320,8 @@ impl QueuePair {
     pub(crate) fn post_batch(self: &Arc<Self>, members: &mut Vec<BatchMember>) -> (usize, Option<Rejected>) {
         let places = members.len();
         let mut scratch = self.send_post.lock();
-        scratch.clear();
+        let list = &mut scratch.list;
+        list.clear();
         // The last one posted always has a completion of its own, so that the silent ones before it resolve too.
         for run in members.chunk_by_mut(|member, _| member.goes_on) {
             if !self.send.launch(run.iter().map(|member| (member.key, member.signal))) {
@@ -353,7 +331,7 @@ impl QueuePair {
         members.retain(|member| !member.dropped);
         let last = members.len().saturating_sub(1);
         for (position, member) in members.iter_mut().enumerate() {
-            scratch.push(SendRequest {
+            list.push(SendRequest {
                 wr_id: self.wr_id(Side::Send, member.key),
                 op: member.op,
                 sges: std::mem::take(&mut member.sges),
@@ -361,8 +339,8 @@ impl QueuePair {
                 inline: member.inline,
             });
         }
-        let posted = if scratch.is_empty() { Ok(()) } else { self.device.post_send(&scratch) };
-        scratch.clear();
+        let posted = if list.is_empty() { Ok(()) } else { self.device.post_send(list) };
+        list.clear();
         drop(scratch);
         self.queue().follow_up();
         self.send.return_places(places - members.len());
@@ -500,16 +478,23 @@ impl QueuePair {
     /// Posts an empty write that nobody awaits: the peer's device acknowledges it, or the retry budget runs out.
     /// It needs no key (InfiniBand specification, volume 1, 9.7.4.1.2: a zero-length request is not checked against memory).
     pub(crate) fn probe(&self) {
-        let op = WrOp::Write { remote: RemoteAddress::default(), imm: None };
+        let empty = |op: &mut WrOp| *op = WrOp::Write { remote: RemoteAddress::default(), imm: None };
         let mut owner = Some(AnyBuffer::None);
-        if let Poll::Ready(Ok(key)) = self.submit_send(op, false, &mut owner, &mut None, None) {
+        if let Poll::Ready(Ok(key)) = self.submit_send(empty, false, &mut owner, &mut None, None) {
             self.send.abandon(key);
         }
     }
 
-    /// Called by the dispatcher for each completion of this pair.
-    pub(crate) fn complete(&self, id: WrId, completion: WorkCompletion, effects: &mut Effects<AnyBuffer>) {
-        self.table(id.side).complete(id.key, completion, effects);
+    /// Called by the dispatcher with completions of which the first is this pair's: takes those of the same queue that follow
+    /// each other, and says how many.
+    #[inline]
+    pub(crate) fn complete(
+        &self,
+        completions: &[WorkCompletion],
+        side: Side,
+        effects: &mut Effects<AnyBuffer>,
+    ) -> usize {
+        self.table(side).complete_run(completions, effects)
     }
 
     /// An 8-byte registered place for an atomic's result.
@@ -533,16 +518,20 @@ impl QueuePair {
     }
 }
 
-/// The one request in the scratch space, with its scatter/gather list empty: moving a fresh one in would cost more than filling it.
-fn reuse(scratch: &mut Vec<SendRequest>) -> &mut SendRequest {
-    scratch.truncate(1);
-    if scratch.is_empty() {
+/// Where requests are put together. They stay there, since moving a fresh one in would cost more than filling it.
+#[derive(Debug)]
+struct Scratch {
+    one: SendRequest,
+    /// Of a batch.
+    list: Vec<SendRequest>,
+}
+
+impl Scratch {
+    fn new(depth: usize) -> Self {
         let op = WrOp::Send { imm: None, patience: 0 };
-        scratch.push(SendRequest { wr_id: 0, op, sges: SgeList::new(), signaled: true, inline: false });
+        let one = SendRequest { wr_id: 0, op, sges: SgeList::new(), signaled: true, inline: false };
+        Self { one, list: Vec::with_capacity(depth) }
     }
-    let request = &mut scratch[0];
-    request.sges.clear();
-    request
 }
 
 /// A member of a batch, ready to be posted.

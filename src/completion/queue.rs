@@ -266,15 +266,19 @@ impl CompletionQueue {
         let broken = loop {
             let taken = match self.device.poll(&mut dispatcher.batch) {
                 Ok(taken) => taken,
-                Err(error) => break Some(error),
+                // Boxed, since it is there at hardly any look.
+                Err(error) => break Some(Box::new(error)),
             };
-            for completion in &dispatcher.batch[..taken] {
-                let id = WrId::from_bits(completion.wr_id);
-                if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
-                    pair.complete(id, *completion, &mut effects);
+            let mut done = 0;
+            while done < taken {
+                let rest = &dispatcher.batch[done..taken];
+                let id = WrId::from_bits(rest[0].wr_id);
+                done += if let Some(Some(pair)) = dispatcher.pairs.get(id.pair as usize) {
+                    pair.complete(rest, id.side, &mut effects)
                 } else {
-                    complete_shared(&dispatcher.shared, id, *completion, &mut effects);
-                }
+                    complete_shared(&dispatcher.shared, &rest[0], &mut effects);
+                    1
+                };
             }
             found += taken;
             left = left.saturating_sub(1);
@@ -285,20 +289,11 @@ impl CompletionQueue {
         let ended = if dispatcher.failed.is_empty() { None } else { Some(dispatcher.take_ended()) };
         // Only who holds the dispatcher counts this.
         advance(&self.counters.looks, 1);
-        // Said before anybody else can find the tables empty.
-        let releases = effects.has_owners();
-        if releases {
-            self.releasing.fetch_add(1, Ordering::SeqCst);
-        }
-        drop(guard);
-        if !effects.is_empty() {
-            effects.run();
-        }
-        if releases {
-            self.releasing.fetch_sub(1, Ordering::SeqCst);
-        }
-        if !effects.on_the_heap() {
+        if effects.is_untouched() {
+            drop(guard);
             std::mem::forget(effects);
+        } else {
+            self.carry_out(effects, guard);
         }
         if let Some(ended) = ended {
             self.end(ended);
@@ -307,6 +302,21 @@ impl CompletionQueue {
             self.fail_all(&CloseReason::Device(error.to_string().into()));
         }
         found
+    }
+
+    /// Lets go of the dispatcher, drops the buffers that nobody waits for, and wakes.
+    #[inline(never)]
+    fn carry_out(&self, mut effects: Effects<AnyBuffer>, guard: MutexGuard<'_, Dispatcher>) {
+        let releases = effects.has_owners();
+        // Said before anybody else can find the tables empty.
+        if releases {
+            self.releasing.fetch_add(1, Ordering::SeqCst);
+        }
+        drop(guard);
+        effects.run();
+        if releases {
+            self.releasing.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Closes pairs that the device has given up. Closing one may come upon more of them: whoever is at it already takes care of
@@ -337,15 +347,11 @@ impl CompletionQueue {
 
 /// A completion that is no pair's: of a receive of a shared queue, or of a pair that is gone.
 #[inline(never)]
-fn complete_shared(
-    shared: &[(u32, Arc<SharedQueue>)],
-    id: WrId,
-    completion: WorkCompletion,
-    effects: &mut Effects<AnyBuffer>,
-) {
+fn complete_shared(shared: &[(u32, Arc<SharedQueue>)], completion: &WorkCompletion, effects: &mut Effects<AnyBuffer>) {
+    let id = WrId::from_bits(completion.wr_id);
     let Some(number) = id.pair.checked_sub(MAX_PAIRS as u32) else { return };
     if let Ok(at) = shared.binary_search_by_key(&number, |(other, _)| *other) {
-        shared[at].1.complete(id, completion, effects);
+        shared[at].1.complete(id, *completion, effects);
     }
 }
 

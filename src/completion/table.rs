@@ -74,6 +74,20 @@ pub(crate) enum Outcome {
     NotPosted(&'static str),
 }
 
+/// What the table gives back of an operation that has ended. A place to put it in, since returning it would move it twice.
+#[derive(Debug)]
+pub(crate) struct Done<B> {
+    pub owner: Option<B>,
+    pub outcome: Option<Outcome>,
+}
+
+impl<B> Default for Done<B> {
+    #[inline]
+    fn default() -> Self {
+        Self { owner: None, outcome: None }
+    }
+}
+
 /// Why the table does not take an operation.
 #[derive(Clone, Debug)]
 pub(crate) enum Refused {
@@ -121,11 +135,13 @@ impl Drop for WakeLater {
 pub(crate) struct Effects<B> {
     wakers: SmallVec<[Waker; 16]>,
     owners: SmallVec<[B; 4]>,
+    /// Nothing was ever put in: cheaper to ask than two lists are, and to drop.
+    untouched: bool,
 }
 
 impl<B> Default for Effects<B> {
     fn default() -> Self {
-        Self { wakers: SmallVec::new(), owners: SmallVec::new() }
+        Self { wakers: SmallVec::new(), owners: SmallVec::new(), untouched: true }
     }
 }
 
@@ -140,29 +156,28 @@ impl<B> Effects<B> {
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether nothing was ever put in, so that it need not be dropped either.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.wakers.is_empty() && self.owners.is_empty()
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.untouched
     }
 
     /// Whether there are buffers to drop.
-    #[inline]
     pub(crate) fn has_owners(&self) -> bool {
         !self.owners.is_empty()
-    }
-
-    /// Whether dropping it, once it has run, gives memory back. That takes longer to find out by dropping it than to ask.
-    #[inline]
-    pub(crate) fn on_the_heap(&self) -> bool {
-        self.wakers.spilled() || self.owners.spilled()
     }
 
     #[inline]
     pub(crate) fn wake(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {
+            self.untouched = false;
             self.wakers.push(waker);
         }
+    }
+
+    fn release(&mut self, owner: Option<B>) {
+        self.untouched = false;
+        self.owners.extend(owner);
     }
 }
 
@@ -197,8 +212,36 @@ impl<B> Slot<B> {
     }
 
     /// Whether the device has the owner.
+    #[inline]
     fn posted(&self) -> bool {
         matches!(self.phase, Phase::Posted | Phase::Abandoned)
+    }
+
+    /// Posted or parked → done, or, when nobody waits any more, → free: then its number goes to the free ones.
+    #[inline(always)]
+    #[must_use]
+    fn finish(&mut self, outcome: Outcome, effects: &mut Effects<B>) -> bool {
+        match self.phase {
+            Phase::Posted | Phase::Parked => {
+                self.phase = Phase::Done;
+                put(&mut self.outcome, Some(outcome));
+                effects.wake(self.waker.take());
+                false
+            }
+            Phase::Abandoned => {
+                effects.release(self.owner.take());
+                self.vacate();
+                true
+            }
+            Phase::Done | Phase::Free => false,
+        }
+    }
+
+    /// Nobody's any more; its owner was taken out.
+    #[inline]
+    fn vacate(&mut self) {
+        self.phase = Phase::Free;
+        self.generation = (self.generation + 1) & ((1 << Key::GENERATION_BITS) - 1);
     }
 }
 
@@ -299,7 +342,7 @@ impl<B> Table<B> {
     ///
     /// The caller holds the queue's posting lock and posts the request before releasing it,
     /// so that the table's order is the device's. Who is next in line is woken with `wake`, which the caller drops after that lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn submit(
         &self,
         owner: &mut Option<B>,
@@ -324,7 +367,9 @@ impl<B> Table<B> {
         };
         let sequence = state.next_sequence();
         let slot = &mut state.slots[index as usize];
-        (slot.phase, slot.sequence, slot.owner, slot.waker) = (Phase::Posted, sequence, owner.take(), waker);
+        (slot.phase, slot.sequence) = (Phase::Posted, sequence);
+        put(&mut slot.owner, owner.take());
+        put(&mut slot.waker, waker);
         let key = Key { index, generation: slot.generation };
         wake.add(state.next_in_line(self.depth));
         Poll::Ready(Ok(key))
@@ -440,43 +485,46 @@ impl<B> Table<B> {
     /// The device is done with an operation, and with every silent one before it.
     pub(crate) fn complete(&self, key: Key, completion: WorkCompletion, effects: &mut Effects<B>) {
         let mut state = self.state.lock();
-        let Some(slot) = state.slot(key) else { return };
-        if !slot.posted() {
-            return;
-        }
-        let sequence = slot.sequence;
-        while let Some(&(before, index)) = state.silent.front() {
-            if before > sequence {
+        state.complete(key, &completion, effects);
+        effects.wake(state.next_in_line(self.depth));
+    }
+
+    /// The same for each of the completions that are of the first one's queue, up to one that is not; how many those were.
+    #[inline]
+    pub(crate) fn complete_run(&self, completions: &[WorkCompletion], effects: &mut Effects<B>) -> usize {
+        let mut state = self.state.lock();
+        let mut done = 0;
+        while let Some(completion) = completions.get(done) {
+            if completion.wr_id >> Key::BITS != completions[0].wr_id >> Key::BITS {
                 break;
             }
-            state.silent.pop_front();
-            if before < sequence {
-                // Success: a silent request that fails has a completion of its own, with an error.
-                let done = WorkCompletion { status: crate::error::WcStatus::Success, ..completion };
-                state.in_flight -= 1;
-                state.finish(index, Outcome::Completed(done), effects);
-            }
+            state.complete(Key::from_bits(completion.wr_id), completion, effects);
+            done += 1;
         }
-        state.in_flight -= 1;
-        state.completed += 1;
-        state.finish(key.index, Outcome::Completed(completion), effects);
+        // Once: whoever is woken takes its place, and passes the turn on if there are more.
         effects.wake(state.next_in_line(self.depth));
+        done
     }
 
     /// The owner and the outcome, once there; registers the waker otherwise (when `cx` is given).
     pub(crate) fn poll_done(&self, key: Key, cx: Option<&mut Context<'_>>) -> Poll<Option<(B, Outcome)>> {
+        let mut done = Done::default();
+        self.take_done(key, cx, &mut done).map(|()| done.owner.zip(done.outcome))
+    }
+
+    /// The same, into a place of the caller's that is empty, and stays so for a key that no operation has any more.
+    pub(crate) fn take_done(&self, key: Key, cx: Option<&mut Context<'_>>, done: &mut Done<B>) -> Poll<()> {
         let mut state = self.state.lock();
-        let Some(slot) = state.slot(key) else { return Poll::Ready(None) };
+        let Some(slot) = state.slot(key) else { return Poll::Ready(()) };
         match slot.phase {
             Phase::Done => {
-                let done = match (slot.owner.take(), slot.outcome.take()) {
-                    (Some(owner), Some(outcome)) => Some((owner, outcome)),
-                    _ => None,
-                };
-                state.release(key.index);
-                Poll::Ready(done)
+                put(&mut done.owner, slot.owner.take());
+                put(&mut done.outcome, slot.outcome.take());
+                slot.vacate();
+                state.free.push(key.index);
+                Poll::Ready(())
             }
-            Phase::Free => Poll::Ready(None),
+            Phase::Free => Poll::Ready(()),
             Phase::Parked | Phase::Posted | Phase::Abandoned => {
                 let replaced = cx.and_then(|cx| set_waker(&mut slot.waker, cx));
                 drop(state);
@@ -664,28 +712,49 @@ impl<B> State<B> {
     }
 
     /// Frees a slot whose owner was taken out.
-    #[inline]
     fn release(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
-        slot.phase = Phase::Free;
-        slot.generation = (slot.generation + 1) & ((1 << Key::GENERATION_BITS) - 1);
+        self.slots[index as usize].vacate();
         self.free.push(index);
     }
 
-    /// Posted or parked → done, or, when nobody waits any more, → free.
     #[inline]
+    fn complete(&mut self, key: Key, completion: &WorkCompletion, effects: &mut Effects<B>) {
+        if !self.silent.is_empty() {
+            self.complete_silent(key, completion, effects);
+        }
+        let Some(slot) = self.slot(key) else { return };
+        if !slot.posted() {
+            return;
+        }
+        if slot.finish(Outcome::Completed(*completion), effects) {
+            self.free.push(key.index);
+        }
+        self.in_flight -= 1;
+        self.completed += 1;
+    }
+
+    /// What was posted before this one without a completion of its own is done.
+    #[inline(never)]
+    fn complete_silent(&mut self, key: Key, completion: &WorkCompletion, effects: &mut Effects<B>) {
+        let Some(slot) = self.slot(key).filter(|slot| slot.posted()) else { return };
+        let sequence = slot.sequence;
+        while let Some(&(before, index)) = self.silent.front() {
+            if before > sequence {
+                break;
+            }
+            self.silent.pop_front();
+            if before < sequence {
+                // Success: a silent request that fails has a completion of its own, with an error.
+                let done = WorkCompletion { status: crate::error::WcStatus::Success, ..*completion };
+                self.in_flight -= 1;
+                self.finish(index, Outcome::Completed(done), effects);
+            }
+        }
+    }
+
     fn finish(&mut self, index: u32, outcome: Outcome, effects: &mut Effects<B>) {
-        let slot = &mut self.slots[index as usize];
-        match slot.phase {
-            Phase::Abandoned => {
-                effects.owners.extend(slot.owner.take());
-                self.release(index);
-            }
-            Phase::Posted | Phase::Parked => {
-                (slot.phase, slot.outcome) = (Phase::Done, Some(outcome));
-                effects.wake(slot.waker.take());
-            }
-            Phase::Done | Phase::Free => {}
+        if self.slots[index as usize].finish(outcome, effects) {
+            self.free.push(index);
         }
     }
 }
@@ -697,6 +766,13 @@ fn set_waker(place: &mut Option<Waker>, cx: &Context<'_>) -> Option<Waker> {
         Some(waker) if waker.will_wake(cx.waker()) => None,
         _ => place.replace(cx.waker().clone()),
     }
+}
+
+/// Fills a place that is empty, without asking again whether something has to be dropped there.
+#[inline]
+fn put<T>(place: &mut Option<T>, value: Option<T>) {
+    debug_assert!(place.is_none());
+    std::mem::forget(std::mem::replace(place, value));
 }
 
 fn wake(waker: Option<Waker>) {

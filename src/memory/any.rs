@@ -25,18 +25,23 @@ impl AnyBuffer {
     #[inline]
     pub(crate) fn push_sges(&self, sges: &mut SgeList) {
         let entry = match self {
-            Self::None => None,
             Self::Buffer(buffer) => buffer.piece().sge(),
-            Self::Shared(shared) => shared.piece().sge(),
-            Self::List(list) => {
-                sges.extend(list.segments().iter().filter_map(|segment| segment.piece().sge()));
-                None
-            }
-            #[cfg(feature = "cuda")]
-            Self::Gpu(buffer) => buffer.sge(),
+            _ => return self.push_others(sges),
         };
         if let Some(entry) = entry {
             sges.push(entry);
+        }
+    }
+
+    #[inline(never)]
+    fn push_others(&self, sges: &mut SgeList) {
+        match self {
+            Self::None => {}
+            Self::Buffer(buffer) => sges.extend(buffer.piece().sge()),
+            Self::Shared(shared) => sges.extend(shared.piece().sge()),
+            Self::List(list) => sges.extend(list.segments().iter().filter_map(|segment| segment.piece().sge())),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(buffer) => sges.extend(buffer.sge()),
         }
     }
 

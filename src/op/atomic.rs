@@ -5,10 +5,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use crate::completion::table::Done;
 use crate::error::{Error, Result};
 use crate::memory::AnyBuffer;
 use crate::op::Timeout;
-use crate::op::core::{Finished, Op};
+use crate::op::core::Op;
 use crate::op::timeout::Expire;
 
 /// The operation, or why it cannot even start (no memory for its result).
@@ -21,7 +22,9 @@ impl Atomic {
             Ok(op) => op,
             Err(error) => return Poll::Ready(Err(error.take().unwrap_or_else(polled_after_end))),
         };
-        Poll::Ready(old_value(ready!(op.poll(cx))))
+        let mut done = Done::default();
+        ready!(op.poll(cx, &mut done))?;
+        Poll::Ready(old_value(done.owner))
     }
 
     fn try_post(&mut self) -> Result<()> {
@@ -33,17 +36,16 @@ impl Atomic {
 
     fn expire(&mut self, after: Duration) -> Result<u64> {
         match &mut self.0 {
-            Ok(op) => old_value(op.expire(after)),
+            Ok(op) => old_value(Some(op.expire(after)?.1)),
             Err(error) => Err(error.take().unwrap_or_else(polled_after_end)),
         }
     }
 }
 
 /// The device puts the old value into the result's place in the byte order of this host.
-fn old_value(finished: Finished) -> Result<u64> {
-    let (_, buffer) = finished?;
-    let bytes = match &buffer {
-        AnyBuffer::Buffer(buffer) => buffer.first_chunk(),
+fn old_value(result: Option<AnyBuffer>) -> Result<u64> {
+    let bytes = match &result {
+        Some(AnyBuffer::Buffer(buffer)) => buffer.first_chunk(),
         _ => None,
     };
     bytes.copied().map(u64::from_ne_bytes).ok_or_else(polled_after_end)

@@ -116,11 +116,11 @@ impl Batch {
 
     fn add(&mut self, verb: Verb, buffer: AnyBuffer, signal: Signal) -> Op {
         // A member that is refused becomes an operation of its own, which fails the same check when it is polled.
-        let Some(op) = verb.work_request().filter(|_| verb.check(&buffer, &self.pair).is_ok()) else {
+        if verb.check(&buffer, &self.pair).is_err() {
             return Op::refused(self.pair.clone(), verb, buffer);
-        };
+        }
         let length = buffer.len() as u64;
-        match pieces::park(&self.pair, &verb, op, buffer, signal, &mut self.members) {
+        match pieces::park(&self.pair, &verb, verb.work_request(), buffer, signal, &mut self.members) {
             Ok((key, earlier)) => Op::parked(self.pair.clone(), verb, length, key, earlier),
             Err((buffer, _)) => Op::refused(self.pair.clone(), verb, buffer),
         }

@@ -1,15 +1,15 @@
 //! What all operations share: checking, waiting for a slot, posting, looking, and taking the result.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::task::coop;
 
-use crate::completion::pair::{QueuePair, Rejected, Request, Side};
+use crate::completion::pair::{QueuePair, Rejected, Side};
 use crate::completion::queue::CompletionQueue;
-use crate::completion::table::{Abandoned, Key, Outcome, Signal, Table, Ticket};
+use crate::completion::table::{Abandoned, Done, Key, Outcome, Signal, Table, Ticket};
 use crate::error::{Error, Operation, RemoteTarget, WcStatus};
 use crate::memory::{Access, AnyBuffer, RemoteRegion};
 use crate::op::OpError;
@@ -63,19 +63,27 @@ impl Verb {
         }
     }
 
-    /// The request as the device takes it; `None` for a receive.
-    pub(crate) fn work_request(&self) -> Option<WrOp> {
+    /// The request as the device takes it. A receive has none.
+    pub(crate) fn work_request(&self) -> WrOp {
+        let mut op = WrOp::Send { imm: None, patience: 0 };
+        self.fill(&mut op);
+        op
+    }
+
+    /// The same, in its place.
+    #[inline]
+    fn fill(&self, op: &mut WrOp) {
         let place = |remote: &RemoteRegion| RemoteAddress { address: remote.address(), rkey: remote.rkey() };
-        Some(match *self {
-            Self::Receive => return None,
-            Self::Send { imm, patience } => WrOp::Send { imm, patience },
-            Self::Write { ref remote, imm } => WrOp::Write { remote: place(remote), imm },
-            Self::Read { ref remote } => WrOp::Read { remote: place(remote) },
+        match *self {
+            Self::Receive => {}
+            Self::Send { imm, patience } => *op = WrOp::Send { imm, patience },
+            Self::Write { ref remote, imm } => *op = WrOp::Write { remote: place(remote), imm },
+            Self::Read { ref remote } => *op = WrOp::Read { remote: place(remote) },
             Self::CompareSwap { ref remote, compare, swap } => {
-                WrOp::CompareSwap { remote: place(remote), compare, swap }
+                *op = WrOp::CompareSwap { remote: place(remote), compare, swap }
             }
-            Self::FetchAdd { ref remote, add } => WrOp::FetchAdd { remote: place(remote), add },
-        })
+            Self::FetchAdd { ref remote, add } => *op = WrOp::FetchAdd { remote: place(remote), add },
+        }
     }
 
     /// Whether a payload of this length travels inline: only where the bytes go from here to there.
@@ -86,7 +94,36 @@ impl Verb {
     }
 
     /// Everything that can be refused without asking the device is refused here, before anything is posted.
+    #[inline]
     pub(crate) fn check(&self, buffer: &AnyBuffer, pair: &QueuePair) -> Result<(), Error> {
+        if self.is_plain(buffer, pair) {
+            debug_assert!(self.check_all(buffer, pair).is_ok());
+            return Ok(());
+        }
+        self.check_all(buffer, pair)
+    }
+
+    /// Whether it is what nearly all are, one [`Buffer`](crate::Buffer) in one message, with nothing wrong. Of others this says nothing.
+    #[inline]
+    fn is_plain(&self, buffer: &AnyBuffer, pair: &QueuePair) -> bool {
+        let AnyBuffer::Buffer(buffer) = buffer else { return false };
+        let length = buffer.len() as u64;
+        let fits = |remote: &RemoteRegion, needed| remote.access().contains(needed) && length <= remote.len();
+        let entries = match self.side() {
+            Side::Send => pair.config.max_send_sge,
+            Side::Receive => pair.config.max_receive_sge,
+        };
+        let in_place = match self {
+            Self::Send { .. } | Self::Receive => true,
+            Self::Write { remote, .. } => fits(remote, Access::REMOTE_WRITE),
+            Self::Read { remote } => fits(remote, Access::REMOTE_READ),
+            Self::CompareSwap { .. } | Self::FetchAdd { .. } => false,
+        };
+        in_place && entries > 0 && 0 < length && length <= pair.max_message && buffer.domain().id() == pair.domain.id()
+    }
+
+    #[inline(never)]
+    fn check_all(&self, buffer: &AnyBuffer, pair: &QueuePair) -> Result<(), Error> {
         let operation = self.operation();
         let name = operation.name();
         let limit = |what, value, limit, hint| Err(Error::Limit { operation: name, what, value, limit, hint });
@@ -164,8 +201,11 @@ impl Verb {
 /// How far an operation has got.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Not checked yet.
-    New,
+    /// Not checked yet. A batch that refused it has checked it: it ends with what it was refused for, though its buffer may have
+    /// become ready since.
+    New {
+        refused: bool,
+    },
     /// Checked; perhaps in line for a slot.
     Waiting(Option<Ticket>),
     Posted(Key),
@@ -176,6 +216,8 @@ pub(super) enum State {
 ///
 /// Dropping it before it is posted means that it never will be; dropping it afterwards leaves the buffer with the table until
 /// the device lets go of it.
+///
+/// Not longer than 128 bytes, up to which moving it is no call of a function: see the assertion below.
 #[derive(Debug)]
 pub(crate) struct Op {
     pair: Arc<QueuePair>,
@@ -185,9 +227,13 @@ pub(crate) struct Op {
     /// Of an operation that is longer than a message.
     earlier: Earlier,
     state: State,
-    /// A batch refused it: it ends with what it was refused for, though its buffer may have become ready since.
-    refused: bool,
 }
+
+// A GPU's buffer is longer, and so are loom's counts.
+const _: () = assert!(cfg!(any(feature = "cuda", rdma_loom)) || size_of::<Op>() <= 128);
+
+/// How an operation ended whose buffer and completion are elsewhere.
+pub(crate) type Ended = Result<(), OpError<AnyBuffer>>;
 
 /// A finished operation: the completion, or the error, and the buffer unless the device still has it.
 pub(crate) type Finished = Result<(WorkCompletion, AnyBuffer), OpError<AnyBuffer>>;
@@ -201,21 +247,20 @@ impl Op {
             length,
             buffer: Some(buffer),
             earlier: Earlier::default(),
-            state: State::New,
-            refused: false,
+            state: State::New { refused: false },
         }
     }
 
     /// What a batch did not take.
     pub(crate) fn refused(pair: Arc<QueuePair>, verb: Verb, buffer: AnyBuffer) -> Self {
         let mut op = Self::new(pair, verb, buffer);
-        op.refused = true;
+        op.state = State::New { refused: true };
         op
     }
 
     /// A member of a batch: its buffer is with the table already.
     pub(crate) fn parked(pair: Arc<QueuePair>, verb: Verb, length: u64, key: Key, earlier: Earlier) -> Self {
-        Self { pair, verb, length, buffer: None, earlier, state: State::Posted(key), refused: false }
+        Self { pair, verb, length, buffer: None, earlier, state: State::Posted(key) }
     }
 
     pub(crate) fn operation(&self) -> &'static str {
@@ -229,7 +274,7 @@ impl Op {
     /// The buffer of an operation that is not posted yet, and can be.
     pub(crate) fn unposted(&mut self) -> Option<&mut AnyBuffer> {
         match self.state {
-            State::New | State::Waiting(_) if !self.refused => self.buffer.as_mut(),
+            State::New { refused: false } | State::Waiting(_) => self.buffer.as_mut(),
             _ => None,
         }
     }
@@ -242,62 +287,90 @@ impl Op {
         OpError::new(error, self.buffer.take())
     }
 
+    /// Ends with the buffer and the completion in `done`, or with the error.
     #[inline]
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, done: &mut Done<AnyBuffer>) -> Poll<Ended> {
         let fresh = !matches!(self.state, State::Posted(_));
         let looks = self.pair.queue().looks_are_cheap();
         if fresh {
-            // Whoever looks in a moment leaves its waker behind then, if it has to.
-            let advanced = match looks {
-                true => self.advance(None),
-                false => Poll::Pending,
-            };
-            let advanced = if advanced.is_pending() { self.advance(Some(cx)) } else { advanced };
-            if let Err(error) = ready!(advanced) {
-                self.state = State::Finished;
-                return Poll::Ready(Err(self.not_posted(error)));
-            }
+            ready!(self.start(looks, cx))?;
         }
         let State::Posted(key) = self.state else {
-            return Poll::Ready(Err(OpError::new(self.polled_after_end(), None)));
+            return Poll::Ready(Err(self.polled_again()));
         };
         // Operations may finish faster than a task can start them; the driver and the other tasks want their turn as well.
         // Not before posting, whose order is that of the first polls.
         let budget = ready!(coop::poll_proceed(cx));
         let (queue, table) = (self.pair.queue(), self.pair.table(self.verb.side()));
-        let done = ready!(match looks {
-            true if self.verb.side() == Side::Send => poll_looking(queue, table, key, fresh, cx),
-            true => poll_waiting(queue, table, key, cx),
+        ready!(match looks {
+            true if self.verb.side() == Side::Send => poll_looking(queue, table, key, fresh, cx, done),
+            true => poll_waiting(queue, table, key, cx, done),
             // Posting several pieces leaves no waker behind.
             false => {
                 let fresh = fresh && self.earlier.is_empty();
                 let done_already = fresh && self.verb.remote().is_some() && queue.device().lives_in_memory();
-                poll_driven(queue, table, key, fresh, done_already, cx)
+                poll_driven(queue, table, key, fresh, done_already, cx, done)
             }
         });
         budget.made_progress();
         queue.counters.taken.fetch_add(1, Ordering::Relaxed);
         self.state = State::Finished;
-        Poll::Ready(match done {
-            Some((buffer, outcome)) => self.finish(buffer, outcome),
-            None => Err(OpError::new(self.polled_after_end(), None)),
+        Poll::Ready(match &done.outcome {
+            // Nearly always.
+            Some(Outcome::Completed(it)) if it.status == WcStatus::Success && self.earlier.is_empty() => {
+                self.count(it);
+                Ok(())
+            }
+            _ => self.finish_less_simply(done),
         })
     }
 
+    #[inline(never)]
+    fn finish_less_simply(&mut self, done: &mut Done<AnyBuffer>) -> Ended {
+        let (Some(buffer), Some(outcome)) = (done.owner.take(), done.outcome.take()) else {
+            return Err(self.polled_again());
+        };
+        let (completion, buffer) = self.finish(buffer, outcome)?;
+        *done = Done { owner: Some(buffer), outcome: Some(Outcome::Completed(completion)) };
+        Ok(())
+    }
+
+    /// Posts it, or leaves the waker behind. Whoever looks in a moment leaves it behind then, if at all.
+    #[inline]
+    fn start(&mut self, looks: bool, cx: &mut Context<'_>) -> Poll<Result<(), OpError<AnyBuffer>>> {
+        if looks {
+            match self.advance(None) {
+                Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.not_posted(error))),
+                Poll::Pending => {}
+            }
+        }
+        match self.advance(Some(cx)) {
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(self.not_posted(error))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
     /// Posts now, without waiting for a slot.
+    #[inline]
     pub(crate) fn try_post(&mut self) -> Result<(), Error> {
         match self.advance(None) {
-            Poll::Ready(result) => {
+            Poll::Ready(Ok(())) => {
                 if self.verb.remote().is_some() {
                     self.pair.queue().follow_up();
                 }
-                result
+                Ok(())
             }
-            Poll::Pending => {
-                let depth = self.pair.table(self.verb.side()).depth();
-                Err(Error::QueueFull { operation: self.verb.operation(), depth })
-            }
+            Poll::Ready(Err(error)) => Err(error),
+            Poll::Pending => Err(self.no_slot()),
         }
+    }
+
+    #[cold]
+    fn no_slot(&self) -> Error {
+        let depth = self.pair.table(self.verb.side()).depth();
+        Error::QueueFull { operation: self.verb.operation(), depth }
     }
 
     pub(crate) fn is_posted(&self) -> bool {
@@ -308,7 +381,7 @@ impl Op {
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
         match self.state {
             State::Posted(key) => self.pair.table(self.verb.side()).poll_ended(key, cx),
-            State::New | State::Waiting(_) => Poll::Pending,
+            State::New { .. } | State::Waiting(_) => Poll::Pending,
             State::Finished => Poll::Ready(()),
         }
     }
@@ -316,7 +389,7 @@ impl Op {
     /// Checks and posts, unless that was done. After an error it can be tried again, with the same result.
     fn advance(&mut self, cx: Option<&mut Context<'_>>) -> Poll<Result<(), Error>> {
         let mut ticket = match self.state {
-            State::New => {
+            State::New { .. } => {
                 if let Some(buffer) = &self.buffer {
                     if let Err(error) = self.verb.check(buffer, &self.pair) {
                         return Poll::Ready(Err(error));
@@ -329,17 +402,16 @@ impl Op {
             State::Finished => return Poll::Ready(Err(self.polled_after_end())),
         };
         let had_ticket = ticket.is_some();
-        let posted = match self.verb.work_request() {
-            Some(op) if self.length > self.pair.max_message => self.submit_pieces(op, &mut ticket, cx),
-            Some(op) => {
+        let posted = match &self.verb {
+            Verb::Receive => self.pair.submit_receive(&mut self.buffer, &mut ticket, cx),
+            _ if self.length > self.pair.max_message => self.submit_pieces(&mut ticket, cx),
+            verb => {
                 let inline = match &self.buffer {
-                    Some(buffer) => self.verb.inline(buffer, self.length, &self.pair),
+                    Some(buffer) => verb.inline(buffer, self.length, &self.pair),
                     None => false,
                 };
-                let request = Request::Send { op, inline };
-                self.pair.submit(&request, &mut self.buffer, &mut ticket, cx)
+                self.pair.submit_send(|op| verb.fill(op), inline, &mut self.buffer, &mut ticket, cx)
             }
-            None => self.pair.submit(&Request::Receive, &mut self.buffer, &mut ticket, cx),
         };
         self.state = State::Waiting(ticket);
         if ticket.is_some() && !had_ticket {
@@ -358,9 +430,9 @@ impl Op {
     }
 
     /// Posts an operation that is longer than a message, once there are places for all of its pieces.
+    #[inline(never)]
     fn submit_pieces(
         &mut self,
-        op: WrOp,
         ticket: &mut Option<Ticket>,
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Key, Rejected>> {
@@ -370,6 +442,7 @@ impl Op {
             return Poll::Ready(Err(Rejected::Closed(reason)));
         }
         let mut members = Vec::with_capacity(count);
+        let op = self.verb.work_request();
         let buffer = self.buffer.take().unwrap_or_default();
         let (key, earlier) = match pieces::park(&self.pair, &self.verb, op, buffer, Signal::Own, &mut members) {
             Ok(parked) => parked,
@@ -406,7 +479,7 @@ impl Op {
                 ticket.into_iter().for_each(|ticket| table.leave(ticket));
                 self.buffer.take()
             }
-            State::New | State::Finished => self.buffer.take(),
+            State::New { .. } | State::Finished => self.buffer.take(),
         };
         let hint = match buffer {
             Some(_) => "it was still waiting for its turn, and will not be posted",
@@ -417,7 +490,7 @@ impl Op {
         Err(OpError::new(error, buffer))
     }
 
-    #[inline]
+    #[inline(never)]
     fn finish(&mut self, buffer: AnyBuffer, outcome: Outcome) -> Finished {
         let outcome = match self.earlier.is_empty() {
             true => outcome,
@@ -425,13 +498,7 @@ impl Op {
         };
         match outcome {
             Outcome::Completed(done) if done.status == WcStatus::Success => {
-                let (count, bytes) = self.counted(&done);
-                count.fetch_add(1, Ordering::Relaxed);
-                if let Some((total, moved)) = bytes {
-                    total.fetch_add(moved, Ordering::Relaxed);
-                }
-                let moved = bytes.map_or(0, |(_, moved)| moved);
-                self.pair.queue().meters.completed(self.verb.operation(), moved);
+                self.count(&done);
                 Ok((done, buffer))
             }
             failed => Err(OpError::new(self.failure(failed), Some(buffer))),
@@ -440,8 +507,14 @@ impl Op {
 
     #[cold]
     fn not_posted(&mut self, error: Error) -> OpError<AnyBuffer> {
+        self.state = State::Finished;
         self.pair.queue().meters.failed(self.verb.operation(), &error);
         OpError::new(error, self.buffer.take())
+    }
+
+    #[cold]
+    fn polled_again(&self) -> OpError<AnyBuffer> {
+        OpError::new(self.polled_after_end(), None)
     }
 
     #[cold]
@@ -478,24 +551,28 @@ impl Op {
         error
     }
 
-    /// The counter of this kind of operation, and the byte counter with the bytes to add.
-    fn counted(&self, done: &WorkCompletion) -> (&AtomicU64, Option<(&AtomicU64, u64)>) {
+    /// Counts one that was successful, and its bytes.
+    #[inline]
+    fn count(&self, done: &WorkCompletion) {
         let counters = &self.pair.counters;
-        match self.verb {
+        let (count, bytes) = match self.verb {
             Verb::Send { .. } => (&counters.sends, Some((&counters.bytes_sent, self.length))),
             Verb::Write { .. } => (&counters.writes, Some((&counters.bytes_sent, self.length))),
             Verb::Receive => (&counters.receives, Some((&counters.bytes_received, u64::from(done.byte_len)))),
             Verb::Read { .. } => (&counters.reads, Some((&counters.bytes_received, self.length))),
             Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => (&counters.atomics, None),
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        if let Some((total, moved)) = bytes {
+            total.fetch_add(moved, Ordering::Relaxed);
         }
+        self.pair.queue().meters.completed(self.verb.operation(), bytes.map_or(0, |(_, moved)| moved));
     }
 
     fn polled_after_end(&self) -> Error {
         Error::Invalid { operation: self.operation(), reason: "the future was polled after it had finished".to_owned() }
     }
 }
-
-type Done = Option<(AnyBuffer, Outcome)>;
 
 /// Looks before it waits: a small operation may be through by the time its request is posted, and one look costs less than
 /// the way to the driver and back.
@@ -506,34 +583,39 @@ fn poll_looking(
     key: Key,
     fresh: bool,
     cx: &mut Context<'_>,
-) -> Poll<Done> {
-    if !fresh {
-        if let Poll::Ready(done) = table.poll_done(key, None) {
-            return Poll::Ready(done);
-        }
+    done: &mut Done<AnyBuffer>,
+) -> Poll<()> {
+    if !fresh && table.take_done(key, None, done).is_ready() {
+        return Poll::Ready(());
     }
     queue.look();
-    let done = table.poll_done(key, Some(cx));
-    if done.is_pending() {
+    let ended = table.take_done(key, Some(cx), done);
+    if ended.is_pending() {
         // One that sleeps in event mode is woken by the channel, which is armed.
         queue.spin();
     }
-    done
+    ended
 }
 
 /// A message comes when the peer sends one: the driver looks, unless it sleeps.
 #[inline]
-fn poll_waiting(queue: &CompletionQueue, table: &Table<AnyBuffer>, key: Key, cx: &mut Context<'_>) -> Poll<Done> {
-    let done = table.poll_done(key, Some(cx));
-    if done.is_ready() || queue.kick.awake() {
-        return done;
+fn poll_waiting(
+    queue: &CompletionQueue,
+    table: &Table<AnyBuffer>,
+    key: Key,
+    cx: &mut Context<'_>,
+    done: &mut Done<AnyBuffer>,
+) -> Poll<()> {
+    let ended = table.take_done(key, Some(cx), done);
+    if ended.is_ready() || queue.kick.awake() {
+        return ended;
     }
     queue.look();
-    let done = table.poll_done(key, None);
-    if done.is_pending() {
+    let ended = table.take_done(key, None, done);
+    if ended.is_pending() {
         queue.spin();
     }
-    done
+    ended
 }
 
 /// So often somebody else's look may be in the way, each of some tens of nanoseconds, before that is left to find what is done.
@@ -548,7 +630,8 @@ fn poll_driven(
     fresh: bool,
     done_already: bool,
     cx: &mut Context<'_>,
-) -> Poll<Done> {
+    done: &mut Done<AnyBuffer>,
+) -> Poll<()> {
     // It looks as soon as this task has had its turn; posting has left the waker behind.
     if fresh && queue.kick.awake() {
         if !done_already {
@@ -557,28 +640,39 @@ fn poll_driven(
         // A driver on another CPU is at it most of the time, for a moment each. What it finds is found.
         for _ in 0..OTHERS_LOOKS {
             let looked = queue.look_unless_busy().is_some();
-            let done = table.poll_done(key, None);
-            if looked || done.is_ready() {
-                return done;
+            let ended = table.take_done(key, None, done);
+            if looked || ended.is_ready() {
+                return ended;
             }
             std::hint::spin_loop();
         }
         return Poll::Pending;
     }
-    let mut done = table.poll_done(key, Some(cx));
-    if done.is_pending() && !queue.kick.awake() {
+    let mut ended = table.take_done(key, Some(cx), done);
+    if ended.is_pending() && !queue.kick.awake() {
         queue.look();
-        done = table.poll_done(key, None);
+        ended = table.take_done(key, None, done);
         // Somebody must go on looking, and follow up on what was found, unless that was this operation alone.
-        if !(done_already && done.is_ready() && !queue.device().take_worked()) {
+        if !(done_already && ended.is_ready() && !queue.device().take_worked()) {
             queue.kick.wake();
         }
     }
-    done
+    ended
 }
 
 impl Drop for Op {
+    #[inline]
     fn drop(&mut self) {
+        // Finished ones, and so nearly all, leave nothing behind.
+        if !matches!(self.state, State::Finished) || !self.earlier.is_empty() {
+            self.give_up();
+        }
+    }
+}
+
+impl Op {
+    #[inline(never)]
+    fn give_up(&mut self) {
         if !self.earlier.is_empty() {
             self.earlier.abandon(&self.pair);
         }

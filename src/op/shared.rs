@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::task::coop;
 
 use crate::completion::shared::SharedQueue;
-use crate::completion::table::{Abandoned, Outcome};
+use crate::completion::table::{Abandoned, Done, Outcome};
 use crate::connection::ConnectionId;
 use crate::error::{Error, Operation, WcStatus};
 use crate::memory::{AnyBuffer, TargetBuffer};
-use crate::op::core::{Finished, State};
+use crate::op::core::{Ended, Finished, State};
 use crate::op::role::Role;
 use crate::op::typed::{Engine, Typed, common_methods};
 use crate::op::{OpError, Received};
@@ -52,13 +52,13 @@ pub(crate) struct SharedOp {
 
 impl SharedOp {
     pub(crate) fn new(queue: Arc<SharedQueue>, buffer: AnyBuffer) -> Self {
-        Self { queue, buffer: Some(buffer), state: State::New }
+        Self { queue, buffer: Some(buffer), state: State::New { refused: false } }
     }
 
     /// Checks and posts, unless that was done. After an error it can be tried again, with the same result.
     fn advance(&mut self, cx: Option<&mut Context<'_>>) -> Poll<Result<(), Error>> {
         let mut ticket = match self.state {
-            State::New => {
+            State::New { .. } => {
                 if let Some(Err(error)) = self.buffer.as_ref().map(|buffer| check(buffer, &self.queue)) {
                     return Poll::Ready(Err(error));
                 }
@@ -135,7 +135,7 @@ impl Engine for SharedOp {
 
     fn unposted(&mut self) -> Option<&mut AnyBuffer> {
         match self.state {
-            State::New | State::Waiting(_) => self.buffer.as_mut(),
+            State::New { .. } | State::Waiting(_) => self.buffer.as_mut(),
             _ => None,
         }
     }
@@ -147,7 +147,7 @@ impl Engine for SharedOp {
         OpError::new(error, self.buffer.take())
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished> {
+    fn poll(&mut self, cx: &mut Context<'_>, done: &mut Done<AnyBuffer>) -> Poll<Ended> {
         if let Err(error) = ready!(self.advance(Some(cx))) {
             self.state = State::Finished;
             self.queue.domain.meters().failed(RECEIVE, &error);
@@ -158,18 +158,20 @@ impl Engine for SharedOp {
         };
         // For the same reasons as any operation, see `Op`.
         let budget = ready!(coop::poll_proceed(cx));
-        let mut done = self.queue.receive.poll_done(key, Some(cx));
-        if done.is_pending() && self.queue.look() {
-            done = self.queue.receive.poll_done(key, None);
+        let mut ended = self.queue.receive.poll_done(key, Some(cx));
+        if ended.is_pending() && self.queue.look() {
+            ended = self.queue.receive.poll_done(key, None);
         }
-        let done = ready!(done);
+        let ended = ready!(ended);
         budget.made_progress();
         self.queue.taken();
         self.state = State::Finished;
-        Poll::Ready(match done {
-            Some((buffer, outcome)) => finish(&self.queue, buffer, outcome),
-            None => Err(OpError::new(polled_after_end(), None)),
-        })
+        let Some((buffer, outcome)) = ended else {
+            return Poll::Ready(Err(OpError::new(polled_after_end(), None)));
+        };
+        let (completion, buffer) = finish(&self.queue, buffer, outcome)?;
+        *done = Done { owner: Some(buffer), outcome: Some(Outcome::Completed(completion)) };
+        Poll::Ready(Ok(()))
     }
 
     fn try_post(&mut self) -> Result<(), Error> {
@@ -186,7 +188,7 @@ impl Engine for SharedOp {
     fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<()> {
         match self.state {
             State::Posted(key) => self.queue.receive.poll_ended(key, cx),
-            State::New | State::Waiting(_) => Poll::Pending,
+            State::New { .. } | State::Waiting(_) => Poll::Pending,
             State::Finished => Poll::Ready(()),
         }
     }
@@ -203,7 +205,7 @@ impl Engine for SharedOp {
                 ticket.into_iter().for_each(|ticket| table.leave(ticket));
                 self.buffer.take()
             }
-            State::New | State::Finished => self.buffer.take(),
+            State::New { .. } | State::Finished => self.buffer.take(),
         };
         let hint = match buffer {
             Some(_) => "it was still waiting for its turn, and will not be posted",

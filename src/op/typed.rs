@@ -3,10 +3,11 @@
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use crate::completion::table::{Done, Outcome};
 use crate::error::Error;
 use crate::memory::{AnyBuffer, Landed, Operand};
 use crate::op::OpError;
-use crate::op::core::{Finished, Op};
+use crate::op::core::{Ended, Finished, Op};
 use crate::op::role::Role;
 
 /// What carries an operation out, whatever its buffer is: [`Op`] on a connection.
@@ -21,7 +22,8 @@ pub(crate) trait Engine {
     /// Ends an operation that is not posted, and never will be.
     fn refuse(&mut self, error: Error) -> OpError<AnyBuffer>;
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished>;
+    /// Ends with the buffer and the completion in `done`, or with the error.
+    fn poll(&mut self, cx: &mut Context<'_>, done: &mut Done<AnyBuffer>) -> Poll<Ended>;
 
     /// Posts now, without waiting for a slot.
     fn try_post(&mut self) -> Result<(), Error>;
@@ -57,8 +59,8 @@ impl Engine for Op {
     }
 
     #[inline]
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Finished> {
-        Op::poll(self, cx)
+    fn poll(&mut self, cx: &mut Context<'_>, done: &mut Done<AnyBuffer>) -> Poll<Ended> {
+        Op::poll(self, cx, done)
     }
 
     #[inline]
@@ -113,10 +115,13 @@ impl<B: Operand, O: Engine> Typed<B, O> {
                 }
             }
         }
-        let finished = ready!(self.op.poll(cx));
-        match self.typed(finished) {
-            Ok((done, buffer)) => buffer.land(done, self.op.role(), &mut self.landing, cx),
-            Err(error) => Poll::Ready(Err(error)),
+        let mut done = Done::default();
+        if let Err(error) = ready!(self.op.poll(cx, &mut done)) {
+            return Poll::Ready(Err(error.with(B::from_any)));
+        }
+        match (done.owner.and_then(B::from_any), done.outcome) {
+            (Some(buffer), Some(Outcome::Completed(done))) => buffer.land(done, self.op.role(), &mut self.landing, cx),
+            _ => Poll::Ready(Err(OpError::new(wrong_type(&self.op), None))),
         }
     }
 

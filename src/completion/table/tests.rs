@@ -96,6 +96,19 @@ mod plain {
     }
 
     #[test]
+    fn a_run_ends_where_the_completions_of_another_queue_begin() {
+        let table = Table::new(3, 7);
+        let keys = [1, 2, 3].map(|owner| submit(&table, owner));
+        let of_queue = |queue: u64, key: Key| WorkCompletion { wr_id: queue << Key::BITS | key.to_bits(), ..success() };
+        let completions = [of_queue(4, keys[0]), of_queue(4, keys[1]), of_queue(5, keys[2])];
+        let mut effects = Effects::default();
+        assert_eq!(table.complete_run(&completions, &mut effects), 2);
+        assert!(effects.is_untouched(), "nobody waited");
+        let ended = keys.map(|key| table.poll_done(key, None).is_ready());
+        assert_eq!((ended, table.in_flight()), ([true, true, false], 1));
+    }
+
+    #[test]
     fn an_abandoned_owner_lives_until_its_completion() {
         let alive = std::sync::Arc::new(AtomicUsize::new(0));
         let table = Table::new(1, 7);

@@ -157,6 +157,7 @@ impl Cq {
         Ok(Self { shared })
     }
 
+    #[inline(never)]
     pub(crate) fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
         self.shared.poll(out)
     }

@@ -153,7 +153,8 @@ impl SendQueue {
             [] => Ok(()),
             // Nearly all: built where it stands, without the list.
             [request] if request.sges.len() <= FEW => {
-                let mut entries = FewEntries::of(&request.sges, self.list.longest);
+                let mut entries = FewEntries::room();
+                entries.fill(&request.sges, self.list.longest);
                 let (mut wr, mut bad) = (translate(request), ptr::null_mut());
                 wr.link(ptr::null_mut(), entries.first(), request.sges.len() as i32);
                 // SAFETY: as for a list; of the entries, as many are written as the request has.
@@ -195,7 +196,8 @@ impl<T: Receives> ReceiveQueue<T> {
         match requests {
             [] => Ok(()),
             [request] if request.sges.len() <= FEW => {
-                let mut entries = FewEntries::of(&request.sges, self.list.longest);
+                let mut entries = FewEntries::room();
+                entries.fill(&request.sges, self.list.longest);
                 let mut wr = translate_receive(request);
                 wr.link(ptr::null_mut(), entries.first(), request.sges.len() as i32);
                 // SAFETY: as for sending.
@@ -216,14 +218,21 @@ impl<T: Receives> ReceiveQueue<T> {
 struct FewEntries([MaybeUninit<sys::ibv_sge>; FEW]);
 
 impl FewEntries {
-    /// No more than there is room for.
+    fn room() -> Self {
+        Self([const { MaybeUninit::uninit() }; FEW])
+    }
+
+    /// No more than there is room for. In place: returned, all of it would be copied.
     #[inline]
-    fn of(sges: &SgeList, longest: u32) -> Self {
-        let mut entries = [const { MaybeUninit::uninit() }; FEW];
-        for (place, entry) in entries.iter_mut().zip(sges) {
+    fn fill(&mut self, sges: &SgeList, longest: u32) {
+        let sges = sges.as_slice();
+        if let [entry] = sges {
+            self.0[0].write(translate_entry(entry, longest));
+            return;
+        }
+        for (place, entry) in self.0.iter_mut().zip(sges) {
             place.write(translate_entry(entry, longest));
         }
-        Self(entries)
     }
 
     fn first(&mut self) -> *mut sys::ibv_sge {
