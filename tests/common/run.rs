@@ -36,8 +36,10 @@ where
     run_boxed(setup, Box::new(|rig| Box::pin(case(rig))));
 }
 
+type Case = Box<dyn FnOnce(Rig) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
 /// Not generic, so that the compiler makes it once, and not for each case.
-fn run_boxed(setup: Setup, case: Box<dyn FnOnce(Rig) -> Pin<Box<dyn Future<Output = ()>>> + Send>) {
+fn run_boxed(setup: Setup, case: Case) {
     watch_for_panics();
     let (done, ended) = mpsc::channel::<()>();
     let thread = thread::spawn(move || {

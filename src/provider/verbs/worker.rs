@@ -280,7 +280,11 @@ mod tests {
             // A thread's locals are dropped at its end.
             thread_local!(static KEPT: Cell<Option<mpsc::Sender<()>>> = const { Cell::new(None) });
             let itself = worker.clone();
-            worker.call(move || Ok(KEPT.set(Some(alive)))).await.unwrap();
+            let keep = move || {
+                KEPT.set(Some(alive));
+                Ok(())
+            };
+            worker.call(keep).await.unwrap();
             worker.ask(move || drop(itself));
         });
         assert_eq!(ended.try_recv(), Err(mpsc::TryRecvError::Empty));
