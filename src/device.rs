@@ -12,7 +12,7 @@ use crate::connection::keepalive::Keepalive;
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
 use crate::meters::Meters;
-use crate::provider::{Context, DeviceLimits, Pd, soft, verbs};
+use crate::provider::{Context, DeviceLimits, soft, verbs};
 
 /// Names the device that [`Device::open_default`] opens, instead of the one it would choose.
 pub const DEVICE_VARIABLE: &str = "TOKIO_RDMA_DEVICE";
@@ -207,7 +207,8 @@ impl Device {
 
     /// A protection domain: memory registered in it works with connections made in it, and with no others.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
-        self.inner.context.alloc_pd().map(|pd| self.domain(pd))
+        let pd = self.inner.context.alloc_pd()?;
+        Ok(ProtectionDomain::new(pd, self.limits().clone(), self.inner.meters.clone(), self.inner.clone()))
     }
 
     pub(crate) fn context(&self) -> &Context {
@@ -227,31 +228,18 @@ impl Device {
         Some(Self { inner })
     }
 
-    /// A protection domain for one connection, which is made without holding up other tasks.
-    pub(crate) async fn alloc_pd_in_task(&self) -> Result<ProtectionDomain> {
-        self.inner.context.alloc_pd_in_task().await.map(|pd| self.domain(pd))
-    }
-
-    fn domain(&self, pd: Pd) -> ProtectionDomain {
-        ProtectionDomain::new(pd, self.limits().clone(), self.inner.meters.clone(), self.inner.clone())
-    }
-
     /// Room for one more connection on one of the completion queues, with its driver running.
-    pub(crate) async fn reserve(&self, depth: u32) -> Result<Room> {
-        let queue = self.emptiest();
-        let room = queue.reserve(depth, self.limits().max_cq_depth).await?;
-        driver::ensure(queue)?;
-        Ok(room)
-    }
-
-    /// The emptiest of the completion queues; the rotating start breaks ties.
-    fn emptiest(&self) -> &Arc<CompletionQueue> {
+    pub(crate) fn reserve(&self, depth: u32) -> Result<Room> {
         let start = self.inner.next_queue.fetch_add(1, Ordering::Relaxed) as usize;
         let count = self.inner.queues.len();
-        (0..count)
+        // The emptiest one; the rotating start breaks ties.
+        let queue = (0..count)
             .map(|step| &self.inner.queues[(start + step) % count])
             .min_by_key(|queue| queue.load())
-            .unwrap_or(&self.inner.queues[0])
+            .unwrap_or(&self.inner.queues[0]);
+        let room = queue.reserve(depth, self.limits().max_cq_depth)?;
+        driver::ensure(queue)?;
+        Ok(room)
     }
 }
 

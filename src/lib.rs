@@ -61,23 +61,6 @@
 //! Every future of this crate can be dropped at any time. An operation that was not posted yet then never is. One that was posted is
 //! carried out by the device all the same; its buffer is released when the device reports the completion, or when the connection is gone.
 //!
-//! # What holds a thread up
-//!
-//! Connecting, accepting and closing do not, nor does dropping connections, listeners, and attempts to connect. An RDMA NIC takes up to some
-//! tens of milliseconds for a system call that makes or destroys a queue pair; a thread of the device, `rdma-control`, makes those. What is
-//! dropped is gone a moment later therefore, unless it is dropped outside of a runtime: then dropping waits. Await [`Connection::close`] to
-//! know that no buffer is in use any more.
-//!
-//! What is a plain function, or registers memory, makes its system calls on the calling thread:
-//!
-//! | | how long, with a NIC |
-//! |---|---|
-//! | [`Device::open`], [`list`](Device::list), [`local_address`](Device::local_address) | as a few calls that make queues: they look at the devices, and try one out |
-//! | [`Device::alloc_pd`], [`SharedReceiveQueue::new`] | as one call |
-//! | [`alloc`](ProtectionDomain::alloc), [`register`](ProtectionDomain::register), [`BufferPool::new`], [`Buffer::expose`], and dropping or reclaiming what they made | the more pages, the longer, since the kernel pins each: use pools, and `spawn_blocking` for large memory |
-//! | making an [`RdmaStream`], a receiver or a sender of messages; the proof of a pre-shared key; the first atomic operation of a connection | as registering the memory that they use |
-//! | `async_rdma::PeerBuilder::endpoint`, `PendingPeer::connect` | makes a queue pair; looks for the peer's address, for up to a second where there is none |
-//!
 //! # Features
 //!
 //! - `async-rdma`: the module `async_rdma`, which talks to programs that use the crate async-rdma, version 0.5.

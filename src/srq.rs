@@ -128,8 +128,8 @@ impl SharedReceiveQueue {
     }
 
     /// Has this completion queue take in the receives of connections that complete there.
-    pub(crate) async fn report_to(&self, queue: &Arc<CompletionQueue>, limit: u32) -> Result<()> {
-        self.tenancy.report_to(queue, limit).await
+    pub(crate) fn report_to(&self, queue: &Arc<CompletionQueue>, limit: u32) -> Result<()> {
+        self.tenancy.report_to(queue, limit)
     }
 }
 

@@ -12,7 +12,6 @@ use crate::address::{Address, IntoAddress};
 use crate::connection::{Connection, ConnectionBuilder, ForeignConnection, Mtu, within};
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
-use crate::provider::verbs::long_call;
 
 /// Settings of a peer; a listener's are those of every peer that it accepts.
 ///
@@ -122,7 +121,7 @@ impl PeerBuilder {
             Address::Unix(_) => return Err(no_path("connect", address)),
         }
         .map_err(|error| Error::io("connect", address, error))?;
-        let pair = self.pair(&stream).await?;
+        let pair = self.pair(&stream)?;
         tell(&mut stream, &pair.endpoint().into()).await?;
         let peer = hear(&mut stream).await?;
         ready(pair, peer).await
@@ -131,16 +130,16 @@ impl PeerBuilder {
     /// Answers a client. When it is told this side's endpoint, its messages find receives already. The caller bounds the time.
     pub(super) async fn answer(&self, stream: &mut TcpStream) -> Result<Peer> {
         let remote = hear(stream).await?;
-        let pair = self.pair(stream).await?;
+        let pair = self.pair(stream)?;
         let own = pair.endpoint().into();
         let peer = Peer::start(ready(pair, remote).await?, self.settings.clone())?;
         tell(stream, &own).await?;
         Ok(peer)
     }
 
-    async fn pair(&self, stream: &TcpStream) -> Result<ForeignConnection> {
+    fn pair(&self, stream: &TcpStream) -> Result<ForeignConnection> {
         let local = self.local.or_else(|| stream.local_addr().ok().map(|address| address.ip()));
-        self.connection.clone().foreign(local).await
+        self.connection.clone().foreign(local)
     }
 
     /// Listens for such programs to connect. Port 0 takes a free one; `[::]` listens to IPv4 as well where the system does so.
@@ -159,15 +158,14 @@ impl PeerBuilder {
     }
 
     /// Prepares a connection for programs that carry endpoints by means of their own (async-rdma: `ibv_connect`), and for
-    /// programs other than async-rdma that connect with the verbs. Making the queue pair holds the calling thread up, for as long as the device
-    /// takes for it.
+    /// programs other than async-rdma that connect with the verbs.
     ///
     /// # Errors
     ///
     /// [`Error::Limit`] when a setting is out of the device's range; [`Error::Unsupported`] when the domain's device is no RDMA NIC.
     pub fn endpoint(self) -> Result<PendingPeer> {
         let this = self.checked()?;
-        let pair = this.connection.clone().foreign_now(this.local)?;
+        let pair = this.connection.clone().foreign(this.local)?;
         let endpoint = pair.endpoint().into();
         Ok(PendingPeer { pair, endpoint, settings: this.settings })
     }
@@ -239,8 +237,7 @@ impl PendingPeer {
     }
 
     /// Connects to the peer, which does the same with this side's endpoint. It is not waited for: operations are tried again
-    /// until the peer is ready or their retries are used up. But the peer's address is looked for, on the calling thread, for up to a
-    /// second where there is none.
+    /// until the peer is ready or their retries are used up.
     ///
     /// # Errors
     ///
@@ -268,6 +265,10 @@ impl PendingPeer {
     }
 }
 
+/// Over RoCE the kernel looks for the peer's address while it connects the queue pair, for up to a second where there is none:
+/// not on a thread that others need.
 async fn ready(pair: ForeignConnection, remote: Endpoint) -> Result<Connection> {
-    long_call(move || pair.connect(&(&remote).into())).await
+    let connecting = tokio::task::spawn_blocking(move || pair.connect(&(&remote).into()));
+    let ended = |_| Error::Closed { operation: "connect", reason: crate::CloseReason::RuntimeGone };
+    connecting.await.map_err(ended)?
 }

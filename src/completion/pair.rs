@@ -1,7 +1,7 @@
 //! A queue pair as the operations see it: the device's queue pair and the tables of what it holds.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
@@ -12,7 +12,6 @@ use crate::completion::shared::Tenancy;
 use crate::completion::table::{Effects, Key, Outcome, Refused, Signal, Table, Ticket, WakeLater};
 use crate::error::{CloseReason, Error};
 use crate::memory::{AnyBuffer, Buffer, BufferPool, ProtectionDomain};
-use crate::provider::verbs::{Worker, in_task};
 use crate::provider::{
     self, Link, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, Seat, SendRequest, SgeList,
     WorkCompletion, WrOp, next_connection_id,
@@ -94,18 +93,7 @@ pub(crate) struct QueuePair {
     receive_post: Mutex<ReceiveRequest>,
     atomic_results: OnceLock<BufferPool>,
     closed: watch::Sender<Option<CloseReason>>,
-    /// The device's thread was asked to wind it up.
-    ending: AtomicBool,
     device: provider::Qp,
-}
-
-impl Drop for QueuePair {
-    fn drop(&mut self) {
-        if let (Some(pool), Some(worker)) = (self.atomic_results.take(), self.device.worker()) {
-            // Deregistering memory is a slow call, and nobody asked for this one.
-            worker.run(move || drop(pool));
-        }
-    }
 }
 
 impl fmt::Debug for QueuePair {
@@ -190,7 +178,6 @@ impl QueuePair {
                 receive_post: Mutex::new(ReceiveRequest { wr_id: 0, sges: SgeList::new() }),
                 atomic_results: OnceLock::new(),
                 closed: watch::Sender::new(None),
-                ending: AtomicBool::new(false),
                 device,
             })
         })?;
@@ -317,7 +304,7 @@ impl QueuePair {
     /// Posts the members of a batch with one doorbell. Places for all of `members` were taken before.
     ///
     /// Returns how many of them the device took, and why not all of them.
-    pub(crate) fn post_batch(self: &Arc<Self>, members: &mut Vec<BatchMember>) -> (usize, Option<Rejected>) {
+    pub(crate) fn post_batch(&self, members: &mut Vec<BatchMember>) -> (usize, Option<Rejected>) {
         let places = members.len();
         let mut scratch = self.send_post.lock();
         let list = &mut scratch.list;
@@ -373,8 +360,8 @@ impl QueuePair {
 
     /// The peer may use memory from now on.
     #[cfg_attr(not(feature = "psk"), allow(dead_code))]
-    pub(crate) async fn admit(&self) -> crate::error::Result<()> {
-        self.device.admit().await
+    pub(crate) fn admit(&self) -> crate::error::Result<()> {
+        self.device.admit()
     }
 
     /// Why the queue pair does not work any more, once everything that was pending has ended.
@@ -391,35 +378,8 @@ impl QueuePair {
         self.closed.subscribe()
     }
 
-    /// Nothing is posted any more, everything pending ends in an error, the dispatcher forgets it. Idempotent. Where that takes slow
-    /// calls, a task leaves them to the device's thread, and [`ended`](Self::ended) tells when they are made.
-    pub(crate) fn close(self: &Arc<Self>, reason: CloseReason) {
-        self.device.refuse(&reason);
-        match self.device.worker() {
-            Some(worker) if in_task() => self.wind_up_by(worker, reason),
-            _ => self.wind_up(reason),
-        }
-    }
-
-    /// The device moved this queue pair to the error state by itself, if it did.
-    pub(crate) fn device_failed(self: &Arc<Self>) {
-        let Some(reason) = self.device.close_reason() else { return };
-        match self.device.worker() {
-            // Also where this is no task: whoever looks after the completions of all is not held up for the end of one.
-            Some(worker) => self.wind_up_by(worker, reason),
-            None => self.wind_up(reason),
-        }
-    }
-
-    fn wind_up_by(self: &Arc<Self>, worker: &Worker, reason: CloseReason) {
-        if self.close_reason().is_none() && !self.ending.swap(true, Ordering::SeqCst) {
-            let pair = self.clone();
-            worker.ask(move || pair.wind_up(reason));
-        }
-    }
-
-    /// Queue pair to the error state, and all that follows from that.
-    fn wind_up(&self, reason: CloseReason) {
+    /// Queue pair to the error state, everything pending ends in an error, the dispatcher forgets it. Idempotent.
+    pub(crate) fn close(&self, reason: CloseReason) {
         let released = self.device.fail(reason.clone());
         let reason = self.device.close_reason().unwrap_or(reason);
         // Completions that the device reported before it failed keep their own status.
@@ -428,12 +388,18 @@ impl QueuePair {
             // Some devices drop what is still in the queue when the queue pair goes, others add to it until then;
             // and no completion may be left when this pair's number goes to another.
             if !self.device.destroy() {
-                self.ending.store(false, Ordering::SeqCst);
                 return;
             }
             self.queue().drain();
         }
         self.failed(reason);
+    }
+
+    /// The device moved this queue pair to the error state by itself, if it did.
+    pub(crate) fn device_failed(&self) {
+        if let Some(reason) = self.device.close_reason() {
+            self.close(reason);
+        }
     }
 
     /// The queue pair is in the error state and the device touches none of its buffers any more.

@@ -141,16 +141,7 @@ impl CompletionQueue {
     }
 
     /// Makes room for a queue pair's completions before it exists: a completion queue never overruns.
-    pub(crate) async fn reserve(self: &Arc<Self>, depth: u32, limit: u32) -> Result<Room> {
-        let (room, total) = self.claim(depth, limit)?;
-        self.device.resize(total).await?;
-        // A device may forget at that that it was armed, and the driver sleeps.
-        self.kick.wake();
-        Ok(room)
-    }
-
-    /// The new room, and what all of them add up to. The device never shrinks a queue, so the order of two of these does not matter.
-    fn claim(self: &Arc<Self>, depth: u32, limit: u32) -> Result<(Room, u32)> {
+    pub(crate) fn reserve(self: &Arc<Self>, depth: u32, limit: u32) -> Result<Room> {
         let grow = |before: u32| before.checked_add(depth).filter(|total| *total <= limit);
         let before =
             self.depth.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grow).map_err(|before| Error::Limit {
@@ -160,7 +151,12 @@ impl CompletionQueue {
                 limit: u64::from(limit),
                 hint: "use shorter queues, or a device with more completion queues",
             })?;
-        Ok((Room { queue: self.clone(), depth }, before + depth))
+        let room = Room { queue: self.clone(), depth };
+        // The device never shrinks a queue, so the order of two of these does not matter.
+        self.device.resize(before + depth)?;
+        // A device may forget at that that it was armed, and the driver sleeps.
+        self.kick.wake();
+        Ok(room)
     }
 
     /// How many completions this queue may have to hold.

@@ -74,16 +74,10 @@ impl Tenancy {
     }
 
     /// Makes room in a completion queue for all that this queue may have to report there.
-    pub(crate) async fn report_to(&self, queue: &Arc<CompletionQueue>, limit: u32) -> Result<()> {
-        let known = |rooms: &[Room]| rooms.iter().any(|room| Arc::ptr_eq(room.queue(), queue));
-        if known(&self.0.rooms.lock()) {
-            return Ok(());
-        }
-        let room = queue.reserve(self.0.receive.depth() as u32, limit).await?;
+    pub(crate) fn report_to(&self, queue: &Arc<CompletionQueue>, limit: u32) -> Result<()> {
         let mut rooms = self.0.rooms.lock();
-        // Unless another connection came first meanwhile.
-        if !known(&rooms) {
-            rooms.push(room);
+        if !rooms.iter().any(|room| Arc::ptr_eq(room.queue(), queue)) {
+            rooms.push(queue.reserve(self.0.receive.depth() as u32, limit)?);
             queue.serve_shared(self.0.number, self.0.clone());
         }
         Ok(())
@@ -98,37 +92,28 @@ fn next_seed() -> u32 {
 
 impl Drop for Tenancy {
     fn drop(&mut self) {
-        let queue = self.0.clone();
-        match self.0.device.worker() {
-            // The device lets go of a queue after all of its queue pairs, some of which may still be waiting to be destroyed there.
-            Some(worker) => worker.run_after(move || queue.end()),
-            None => queue.end(),
+        let queue = &self.0;
+        if !queue.device.destroy() {
+            // The device may still write there.
+            tracing::error!("a shared receive queue was not destroyed; its buffers are never released");
+            std::mem::forget(queue.clone());
+            return;
         }
+        let rooms = std::mem::take(&mut *queue.rooms.lock());
+        for room in &rooms {
+            // What was reported of this queue must not be taken for the next one's of this number.
+            room.queue().drain();
+            room.queue().forget_shared(queue.number);
+        }
+        drop(rooms);
+        Numbers::give_back(queue.number);
+        let mut effects = Effects::default();
+        queue.receive.end(&CloseReason::Local, &mut effects);
+        effects.run();
     }
 }
 
 impl SharedQueue {
-    /// Destroys the device's queue, and ends what is left in it.
-    fn end(self: &Arc<Self>) {
-        if !self.device.destroy() {
-            // The device may still write there.
-            tracing::error!("a shared receive queue was not destroyed; its buffers are never released");
-            std::mem::forget(self.clone());
-            return;
-        }
-        let rooms = std::mem::take(&mut *self.rooms.lock());
-        for room in &rooms {
-            // What was reported of this queue must not be taken for the next one's of this number.
-            room.queue().drain();
-            room.queue().forget_shared(self.number);
-        }
-        drop(rooms);
-        Numbers::give_back(self.number);
-        let mut effects = Effects::default();
-        self.receive.end(&CloseReason::Local, &mut effects);
-        effects.run();
-    }
-
     /// Takes a slot for the owner and posts it, or joins the line. What it gets goes to `mailbox`, if there is one, and to
     /// the future otherwise.
     pub(crate) fn submit(

@@ -250,7 +250,7 @@ impl ConnectionBuilder {
     pub async fn connect(self, address: impl IntoAddress) -> Result<Connection> {
         let address = address.into_address()?;
         let prepared = self.prepare("connect")?;
-        let room = prepared.reserve().await?;
+        let room = prepared.reserve()?;
         let (domain, queue) = (&prepared.domain, room.queue().clone());
         let connecting = prepared.device.context().connect(
             domain.provider(),
@@ -272,7 +272,7 @@ impl ConnectionBuilder {
     pub async fn endpoint(self, local: impl IntoAddress) -> Result<PendingConnection> {
         let local = local.into_address()?;
         let prepared = self.prepare("endpoint")?;
-        let room = prepared.reserve().await?;
+        let room = prepared.reserve()?;
         let queue = room.queue().clone();
         let preparing = prepared.device.context().rendezvous(
             prepared.domain.provider(),
@@ -397,10 +397,10 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Room in a completion queue for this connection's operations.
-    pub(super) async fn reserve(&self) -> Result<Room> {
-        let room = self.device.reserve(self.config.send_depth + self.config.receive_depth).await?;
+    pub(super) fn reserve(&self) -> Result<Room> {
+        let room = self.device.reserve(self.config.send_depth + self.config.receive_depth)?;
         if let Some(srq) = &self.srq {
-            srq.report_to(room.queue(), self.device.limits().max_cq_depth).await?;
+            srq.report_to(room.queue(), self.device.limits().max_cq_depth)?;
         }
         Ok(room)
     }

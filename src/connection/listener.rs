@@ -274,9 +274,9 @@ impl Answering {
     async fn answer(&self, incoming: Incoming) -> Result<Connection> {
         let mut prepared = self.prepared.clone();
         if self.domain_per_connection {
-            prepared.domain = prepared.device.alloc_pd_in_task().await?;
+            prepared.domain = prepared.device.alloc_pd()?;
         }
-        let room = prepared.reserve().await?;
+        let room = prepared.reserve()?;
         let queue = room.queue().clone();
         let peer = incoming.peer();
         let reply = |theirs: &[u8]| hello::decode(theirs).map(|_| prepared.hello.clone());

@@ -1,7 +1,6 @@
 //! Ends in good order: of a connection, and of a listener with all that it let in.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::completion::pair::QueuePair;
@@ -53,7 +52,7 @@ impl Connection {
         let mut line = Line { pair: &self.inner.pair, ticket: None };
         let taken = poll_fn(|cx| line.pair.send.take_all_places(&mut line.ticket, cx)).await;
         if taken.is_ok() {
-            // All places are taken, so nothing was posted meanwhile; and from now on nothing is.
+            // All places are taken, so nothing was posted meanwhile, and is not before this.
             line.pair.close(CloseReason::Local);
             line.pair.send.return_places(line.pair.send.depth());
         }
@@ -63,7 +62,7 @@ impl Connection {
 
 /// Leaves the line when it is dropped.
 struct Line<'a> {
-    pair: &'a Arc<QueuePair>,
+    pair: &'a QueuePair,
     ticket: Option<Ticket>,
 }
 

@@ -355,17 +355,6 @@ impl Context {
         }
     }
 
-    /// The same, and holds up nobody.
-    pub(crate) async fn alloc_pd_in_task(&self) -> Result<Pd> {
-        match self {
-            Self::Soft(inner) => inner.alloc_pd().map(Pd::Soft),
-            Self::Verbs(inner) => {
-                let context = inner.clone();
-                inner.worker().call(move || context.alloc_pd()).await.map(Pd::Verbs)
-            }
-        }
-    }
-
     /// A queue with room for at least `depth` completions; `resize` raises it as queue pairs join.
     /// Where there are several completion vectors, `vector` (counted round) says which interrupt tells of them.
     pub(crate) fn create_cq(&self, depth: u32, vector: u32) -> Result<Cq> {
@@ -638,23 +627,12 @@ impl Cq {
     }
 
     /// Makes room for at least `depth` completions in all; never for fewer than before.
-    pub(crate) async fn resize(&self, depth: u32) -> Result<()> {
-        match self {
-            Self::Soft(inner) => inner.resize(depth),
-            Self::Verbs(inner) => inner.resize(depth).await,
-        }
+    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+        either!(self, inner => inner.resize(depth))
     }
 }
 
 impl Qp {
-    /// Who makes the slow calls of its end, where there are such calls.
-    pub(crate) fn worker(&self) -> Option<&verbs::Worker> {
-        match self {
-            Self::Soft(_) => None,
-            Self::Verbs(inner) => Some(inner.worker()),
-        }
-    }
-
     pub(crate) fn number(&self) -> u32 {
         either!(self, inner => inner.number())
     }
@@ -666,13 +644,6 @@ impl Qp {
 
     pub(crate) fn post_receive(&self, requests: &[ReceiveRequest]) -> std::result::Result<(), PostError> {
         either!(self, inner => inner.post_receive(requests))
-    }
-
-    /// As the beginning of [`fail`](Self::fail), before its slow calls: nothing is posted any more. The first reason stays.
-    pub(crate) fn refuse(&self, reason: &CloseReason) {
-        if let Self::Verbs(inner) = self {
-            inner.refuse(reason.clone());
-        }
     }
 
     /// Moves the queue pair to the error state: every outstanding request completes as flushed, the peer is told,
@@ -693,13 +664,13 @@ impl Qp {
 
     /// From now on the keys that the peer has open memory to it, where [`QpConfig::guarded`] was set.
     #[cfg_attr(not(feature = "psk"), allow(dead_code))]
-    pub(crate) async fn admit(&self) -> Result<()> {
+    pub(crate) fn admit(&self) -> Result<()> {
         match self {
             Self::Soft(inner) => {
                 inner.admit();
                 Ok(())
             }
-            Self::Verbs(inner) => inner.admit().await,
+            Self::Verbs(inner) => inner.admit(),
         }
     }
 

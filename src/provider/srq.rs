@@ -29,14 +29,6 @@ impl Srq {
         either!(self, inner => inner.destroy())
     }
 
-    /// Who makes the slow calls of its end, where there are such calls.
-    pub(crate) fn worker(&self) -> Option<&verbs::Worker> {
-        match self {
-            Self::Soft(_) => None,
-            Self::Verbs(inner) => Some(inner.worker()),
-        }
-    }
-
     pub(crate) fn roster(&self) -> &Arc<Roster> {
         either!(self, inner => inner.roster())
     }

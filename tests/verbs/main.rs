@@ -21,7 +21,6 @@ mod costs;
 mod faults;
 #[cfg(feature = "async-rdma")]
 mod foreign;
-mod given_up;
 mod links;
 
 use std::time::{Duration, Instant};

@@ -51,7 +51,7 @@ async fn server(talk: &mut Talk<'_>, prover: &Prover) -> Result<()> {
     if !prover.check(Role::Client, &mine, &theirs, proof) {
         return talk.reject().await;
     }
-    talk.admit().await?;
+    talk.admit()?;
     talk.listen()?;
     talk.say(PROVED, &[&prover.prove(Role::Server, &mine, &theirs)]).await?;
     talk.hear::<0>(DONE).await.map(drop)
@@ -67,7 +67,7 @@ async fn client(talk: &mut Talk<'_>, prover: &Prover) -> Result<()> {
     if !prover.check(Role::Server, &theirs, &mine, &proof) {
         return talk.reject().await;
     }
-    talk.admit().await?;
+    talk.admit()?;
     talk.say(DONE, &[]).await
 }
 
@@ -122,8 +122,8 @@ impl<'a> Talk<'a> {
         heard.ok_or_else(|| self.failure(AuthenticationFailure::NoProof))
     }
 
-    async fn admit(&self) -> Result<()> {
-        self.connection.inner.pair.admit().await
+    fn admit(&self) -> Result<()> {
+        self.connection.inner.pair.admit()
     }
 
     /// Tells the peer that its proof is wrong, and says so.

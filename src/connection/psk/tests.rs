@@ -32,7 +32,7 @@ async fn listener(domain: &ProtectionDomain, setup: Duration) -> Listener {
 /// A connection to a listener that has a key, of a client that says it has one too, and is to prove it.
 async fn stranger(domain: &ProtectionDomain, address: &Address) -> Connection {
     let prepared = Connection::builder(domain).pre_shared_key(key()).prepare("connect").unwrap();
-    let room = prepared.reserve().await.unwrap();
+    let room = prepared.reserve().unwrap();
     let (device, queue) = (prepared.device.clone(), room.queue().clone());
     let connecting =
         device.context().connect(domain.provider(), queue.device(), &prepared.config, address, &prepared.hello);
@@ -177,7 +177,7 @@ async fn a_server_that_proves_nothing_is_found_out() {
         let address = acceptor.local_address().clone();
         let pretending = async {
             let incoming = acceptor.accept().await.unwrap();
-            let room = prepared.reserve().await.unwrap();
+            let room = prepared.reserve().unwrap();
             let queue = room.queue().clone();
             let reply = |_: &[u8]| Ok(prepared.hello.clone());
             let accepted = incoming.accept(there.provider(), queue.device(), &prepared.config, reply).await.unwrap();

@@ -13,7 +13,6 @@ use crate::provider::QpConfig;
 const HOP_LIMIT: u8 = 64;
 
 /// What has to be known of the peer, and agreed on with it.
-#[derive(Clone)]
 pub(super) struct Remote {
     pub(super) number: u32,
     /// Of its first packet.

@@ -224,7 +224,6 @@ pub(super) struct CmId {
     // Field order: the id is destroyed (in `drop`) before its inbox goes, and that before the device with the channel.
     inbox: Arc<Inbox>,
     device: Arc<OpenDevice>,
-    listens: bool,
 }
 
 // SAFETY: librdmacm may be called from any thread.
@@ -243,9 +242,7 @@ impl CmId {
             (channel.cm.rdma_create_id)(channel.raw.as_ptr(), &raw mut raw, context, sys::RDMA_PS_TCP)
         };
         match NonNull::new(raw) {
-            Some(raw) if returned == 0 => {
-                Ok(Self { raw, cm: channel.cm, inbox, device: device.clone(), listens: false })
-            }
+            Some(raw) if returned == 0 => Ok(Self { raw, cm: channel.cm, inbox, device: device.clone() }),
             _ => Err(hints::last("create", "an RDMA CM id")),
         }
     }
@@ -258,7 +255,7 @@ impl CmId {
         // SAFETY: the caller's promise.
         unsafe {
             (*raw).context = Arc::as_ptr(&inbox).cast_mut().cast();
-            Self { raw: NonNull::new_unchecked(raw), cm, inbox, device: device.clone(), listens: false }
+            Self { raw: NonNull::new_unchecked(raw), cm, inbox, device: device.clone() }
         }
     }
 
@@ -285,8 +282,7 @@ impl CmId {
         succeeded(unsafe { (self.cm.rdma_bind_addr)(self.raw(), address.as_mut_ptr()) })
     }
 
-    pub(super) fn listen(&mut self, backlog: i32) -> std::io::Result<()> {
-        self.listens = true;
+    pub(super) fn listen(&self, backlog: i32) -> std::io::Result<()> {
         // SAFETY: the id is live.
         succeeded(unsafe { (self.cm.rdma_listen)(self.raw(), backlog) })
     }
@@ -364,34 +360,9 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        let mut unused =
-            Unused { raw: self.raw, cm: self.cm, _inbox: self.inbox.clone(), _device: self.device.clone() };
-        // The thread that reads events is no task, so it does this itself.
-        match self.listens {
-            // Whoever listens there next must not come before.
-            true => self.device.worker().run_soon(move || unused.destroy()),
-            false => self.device.worker().run(move || unused.destroy()),
-        }
-    }
-}
-
-/// An id that nobody has any more.
-struct Unused {
-    raw: NonNull<sys::rdma_cm_id>,
-    cm: &'static sys::Cm,
-    // As for the id.
-    _inbox: Arc<Inbox>,
-    _device: Arc<OpenDevice>,
-}
-
-// SAFETY: librdmacm may be called from any thread.
-unsafe impl Send for Unused {}
-
-impl Unused {
-    fn destroy(&mut self) {
         // Waits for events of this id that were read and not acknowledged; the thread that reads acknowledges at once.
-        // SAFETY: live until here, and this is called once. If this is that thread, it has acknowledged what it read.
-        if unsafe { (self.cm.rdma_destroy_id)(self.raw.as_ptr()) } != 0 {
+        // SAFETY: live by the invariant. If this is that thread, it has acknowledged what it read.
+        if unsafe { (self.cm.rdma_destroy_id)(self.raw()) } != 0 {
             tracing::error!(error = %std::io::Error::last_os_error(), "an RDMA CM id could not be destroyed");
         }
     }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The queue pairs are moved here, not by librdmacm, since that leaves the RNR timer at its worst value.
-//! None of its calls waits: each starts something, whose end is an event. They are slow for all that, so the device's thread makes them.
+//! None of its calls waits: each starts something, whose end is an event.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -53,31 +53,20 @@ pub(super) async fn resolve(address: &Address, operation: &'static str) -> Resul
 impl Context {
     pub(crate) async fn listen(&self, address: &Address) -> Result<Acceptor> {
         self.not_iwarp("listen")?;
-        let candidates = resolve(address, "listen").await?;
-        let (this, address) = (self.clone(), address.clone());
-        self.worker().call(move || this.listen_at(&candidates).unwrap_or_else(|| Err(nothing(&address)))).await
-    }
-
-    /// At the first of these that works; `None` where there are none.
-    fn listen_at(&self, candidates: &[SocketAddr]) -> Option<Result<Acceptor>> {
+        let device = self.inner().device();
         let mut last = None;
-        for &candidate in candidates {
-            match self.try_to_listen(candidate) {
-                Err(error) => last = Some(Err(error)),
-                acceptor => return Some(acceptor),
+        for candidate in resolve(address, "listen").await? {
+            let id = CmId::new(device)?;
+            match id.bind(candidate).and_then(|()| id.listen(BACKLOG)) {
+                Ok(()) if id.is_on_device() == Some(false) => last = Some(self.elsewhere("bind", candidate)),
+                Ok(()) => {
+                    let local = SocketAddr::new(candidate.ip(), id.local_port());
+                    return Ok(Acceptor { id, local: local.into(), device: self.clone() });
+                }
+                Err(error) => last = Some(self.unreachable("bind", candidate, error)),
             }
         }
-        last
-    }
-
-    fn try_to_listen(&self, at: SocketAddr) -> Result<Acceptor> {
-        let mut id = CmId::new(self.inner().device())?;
-        id.bind(at).and_then(|()| id.listen(BACKLOG)).map_err(|error| self.unreachable("bind", at, error))?;
-        if id.is_on_device() == Some(false) {
-            return Err(self.elsewhere("bind", at));
-        }
-        let local = SocketAddr::new(at.ip(), id.local_port());
-        Ok(Acceptor { id, local: local.into(), device: self.clone() })
+        Err(last.unwrap_or_else(|| nothing(address)))
     }
 
     pub(crate) async fn connect(
@@ -120,32 +109,21 @@ impl Context {
         private_data: &[u8],
     ) -> Result<(Qp, PeerInfo)> {
         let (id, peer) = (self.route(to).await?, to.to_string());
-        let requesting = {
-            let (pd, cq, config, private_data) = (pd.clone(), cq.clone(), config.clone(), private_data.to_vec());
-            move || {
-                let pair = Qp::create(&pd, &cq, &config)?;
-                let mine = config.max_rd_atomic;
-                let choices = Choices { config: &config, rd_atomic: mine };
-                pair.modify_for(&id, sys::IBV_QPS_INIT, "to INIT", |attr, mask| choices.init(attr, mask))?;
-                id.connect(&mut parameters(&config, &pair, mine, mine, &private_data))
-                    .map_err(|error| Error::io("connect", to, error))?;
-                Ok((id, pair))
-            }
-        };
-        let (id, pair) = self.worker().call(requesting).await?;
+        let pair = Qp::create(pd, cq, config)?;
+        let mine = config.max_rd_atomic;
+        let choices = Choices { config, rd_atomic: mine };
+        pair.modify_for(&id, sys::IBV_QPS_INIT, "to INIT", |attr, mask| choices.init(attr, mask))?;
+        id.connect(&mut parameters(config, &pair, mine, mine, private_data))
+            .map_err(|error| Error::io("connect", to, error))?;
         let reply = id.inbox().next().await;
         if reply.kind != sys::RDMA_CM_EVENT_CONNECT_RESPONSE {
             return Err(not_accepted(&id, &reply, &peer));
         }
         let rd_atomic = agreed(config, &reply);
-        let config = config.clone();
-        let establishing = move || {
-            make_ready(&pair, &id, &Choices { config: &config, rd_atomic })?;
-            let failed = |error| Error::io("establish", format_args!("the connection with {to}"), error);
-            id.establish().map_err(failed)?;
-            Ok((id, pair))
-        };
-        let (id, pair) = self.worker().call(establishing).await?;
+        let choices = Choices { config, rd_atomic };
+        pair.modify_for(&id, sys::IBV_QPS_RTR, "to RTR", |attr, mask| choices.ready_to_receive(attr, mask))?;
+        pair.modify_for(&id, sys::IBV_QPS_RTS, "to RTS", |attr, mask| choices.ready_to_send(attr, mask))?;
+        id.establish().map_err(|error| Error::io("establish", format_args!("the connection with {to}"), error))?;
         let info = self.info(&id, peer, reply, rd_atomic);
         pair.belongs_to(id);
         Ok((pair, info))
@@ -154,33 +132,26 @@ impl Context {
     /// An id whose address and route are resolved, on this device.
     async fn route(&self, to: SocketAddr) -> Result<CmId> {
         // First where the kernel's routes lead, then from each address of this device.
-        if let Some(id) = self.route_from(None, to).await? {
-            return Ok(id);
-        }
-        let this = self.clone();
-        for from in self.worker().call(move || Ok(super::gid::addresses(this.inner().device()))).await? {
-            if from.is_ipv4() == to.is_ipv4() {
-                if let Some(id) = self.route_from(Some(from), to).await? {
-                    return Ok(id);
-                }
+        let device = self.inner().device();
+        let own = super::gid::addresses(device).into_iter().filter(|ip| ip.is_ipv4() == to.is_ipv4()).map(Some);
+        for from in std::iter::once(None).chain(own) {
+            if let Some(id) = self.route_from(from, to).await? {
+                return Ok(id);
             }
         }
-        let this = self.clone();
-        self.worker().call(move || Err(this.elsewhere("connect", to))).await
+        Err(self.elsewhere("connect", to))
     }
 
     /// `None` where the route is another device's.
     async fn route_from(&self, from: Option<IpAddr>, to: SocketAddr) -> Result<Option<CmId>> {
-        let (this, peer) = (self.clone(), to.to_string());
-        let resolving = move || {
-            let id = CmId::new(this.inner().device())?;
-            match id.resolve_address(from, to, RESOLVE_MILLIS) {
-                Ok(()) => Ok(Some(id)),
-                Err(error) if from.is_none() => Err(this.unreachable("connect", to, error)),
-                Err(_) => Ok(None),
-            }
-        };
-        let Some(id) = self.worker().call(resolving).await? else { return Ok(None) };
+        let id = CmId::new(self.inner().device())?;
+        let peer = to.to_string();
+        if let Err(error) = id.resolve_address(from, to, RESOLVE_MILLIS) {
+            return match from {
+                None => Err(self.unreachable("connect", to, error)),
+                Some(_) => Ok(None),
+            };
+        }
         let event = id.inbox().next().await;
         match event.kind {
             sys::RDMA_CM_EVENT_ADDR_RESOLVED => {}
@@ -192,11 +163,7 @@ impl Context {
         if id.is_on_device() != Some(true) {
             return Ok(None);
         }
-        let finding = move || {
-            id.resolve_route(RESOLVE_MILLIS).map_err(|error| Error::io("find a route", to, error))?;
-            Ok(id)
-        };
-        let id = self.worker().call(finding).await?;
+        id.resolve_route(RESOLVE_MILLIS).map_err(|error| Error::io("find a route", to, error))?;
         let event = id.inbox().next().await;
         match event.kind {
             sys::RDMA_CM_EVENT_ROUTE_RESOLVED => Ok(Some(id)),
@@ -243,12 +210,6 @@ impl Context {
 
 fn nothing(address: &Address) -> Error {
     Error::Invalid { operation: "resolve", reason: format!("{address} names no address") }
-}
-
-/// From INIT to RTS.
-fn make_ready(pair: &Qp, id: &CmId, choices: &Choices<'_>) -> Result<()> {
-    pair.modify_for(id, sys::IBV_QPS_RTR, "to RTR", |attr, mask| choices.ready_to_receive(attr, mask))?;
-    pair.modify_for(id, sys::IBV_QPS_RTS, "to RTS", |attr, mask| choices.ready_to_send(attr, mask))
 }
 
 fn parameters(config: &QpConfig, pair: &Qp, responder: u8, initiator: u8, data: &[u8]) -> sys::rdma_conn_param {
@@ -341,32 +302,26 @@ impl Incoming {
         let Self { mut event, peer, device } = self;
         let handshake = |reason: String| Error::Handshake { step: "request", peer: peer.clone(), reason };
         let Some(id) = event.request.take() else { return Err(handshake("it holds no id".to_owned())) };
-        let refused = |id: CmId, reason: String| {
-            let said = reason.clone();
-            device.worker().run(move || id.reject(&said));
-            Err(handshake(reason))
-        };
         if id.is_on_device() != Some(true) {
-            return refused(id, format!("it came in through another device than {}", device.name()));
+            let reason = format!("it came in through another device than {}", device.name());
+            id.reject(&reason);
+            return Err(handshake(reason));
         }
         let ours = match reply(&event.parameters.private_data) {
             Ok(ours) => ours,
-            Err(reason) => return refused(id, reason),
-        };
-        let rd_atomic = agreed(config, &event);
-        let accepting = {
-            let (pd, cq, config, peer) = (pd.clone(), cq.clone(), config.clone(), peer.clone());
-            move || {
-                let pair = Qp::create(&pd, &cq, &config)?;
-                let choices = Choices { config: &config, rd_atomic };
-                pair.modify_for(&id, sys::IBV_QPS_INIT, "to INIT", |attr, mask| choices.init(attr, mask))?;
-                make_ready(&pair, &id, &choices)?;
-                id.accept(&mut parameters(&config, &pair, rd_atomic, rd_atomic, &ours))
-                    .map_err(|error| Error::io("accept", &peer, error))?;
-                Ok((id, pair))
+            Err(reason) => {
+                id.reject(&reason);
+                return Err(handshake(reason));
             }
         };
-        let (id, pair) = device.worker().call(accepting).await?;
+        let pair = Qp::create(pd, cq, config)?;
+        let rd_atomic = agreed(config, &event);
+        let choices = Choices { config, rd_atomic };
+        pair.modify_for(&id, sys::IBV_QPS_INIT, "to INIT", |attr, mask| choices.init(attr, mask))?;
+        pair.modify_for(&id, sys::IBV_QPS_RTR, "to RTR", |attr, mask| choices.ready_to_receive(attr, mask))?;
+        pair.modify_for(&id, sys::IBV_QPS_RTS, "to RTS", |attr, mask| choices.ready_to_send(attr, mask))?;
+        id.accept(&mut parameters(config, &pair, rd_atomic, rd_atomic, &ours))
+            .map_err(|error| Error::io("accept", &peer, error))?;
         let ready = id.inbox().next().await;
         if ready.kind != sys::RDMA_CM_EVENT_ESTABLISHED {
             return Err(cm::unexpected(&id, &ready, "ready", &peer));

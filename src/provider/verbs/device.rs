@@ -12,7 +12,6 @@ use super::events::Watcher;
 use super::memory::Pd;
 use super::pair::PairState;
 use super::queue::Cq;
-use super::worker::Worker;
 use super::{hints, sys};
 use crate::error::{CloseReason, Error, Result, WcStatus};
 use crate::provider::{DeviceLimits, Link};
@@ -111,7 +110,6 @@ pub(super) struct OpenDevice {
     is_gone: AtomicBool,
     /// How often in a row it was waited for in vain that a queue pair had no more receives of a shared queue.
     untold: AtomicU32,
-    worker: Worker,
     pub(super) port: u8,
     pub(super) port_attr: sys::ibv_port_attr,
     attr: sys::ibv_device_attr,
@@ -124,16 +122,15 @@ unsafe impl Sync for OpenDevice {}
 
 impl Context {
     /// Opens the device of this name; `None` where there is none, also for want of a library.
-    /// With `pinned`, its threads run on the CPUs near the device.
+    /// With `pinned`, its thread runs on the CPUs near the device.
     pub(crate) fn open(name: &str, pinned: bool) -> Result<Option<Self>> {
         let Ok(list) = List::new() else { return Ok(None) };
         let Some(device) = list.iter().find(|&device| list.name(device) == name) else { return Ok(None) };
         let mut device = OpenDevice::open(list.verbs, device)?;
         device.channel = EventChannel::new();
         let limits = device.limits(name)?;
-        let cpus = if pinned { Some(crate::topology::local_cpus(name)?) } else { None };
-        device.worker = Worker::new(cpus.clone());
         let device = Arc::new(device);
+        let cpus = if pinned { Some(crate::topology::local_cpus(name)?) } else { None };
         let watcher = Watcher::start(device.clone(), cpus)?;
         Ok(Some(Self(Arc::new(ContextInner { _watcher: watcher, device, name: name.to_owned(), limits }))))
     }
@@ -165,11 +162,6 @@ impl Context {
 
     pub(crate) fn create_cq(&self, depth: u32, vector: u32) -> Result<Cq> {
         Cq::create(&self.0, depth, vector)
-    }
-
-    /// Makes its slow calls.
-    pub(crate) fn worker(&self) -> &Worker {
-        self.0.device().worker()
     }
 
     pub(super) fn inner(&self) -> &Arc<ContextInner> {
@@ -216,7 +208,6 @@ impl OpenDevice {
             port_is_down: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             untold: AtomicU32::new(0),
-            worker: Worker::default(),
             port: 1,
             port_attr,
             attr,
@@ -310,10 +301,6 @@ impl OpenDevice {
         self.verbs
     }
 
-    pub(super) fn worker(&self) -> &Worker {
-        &self.worker
-    }
-
     pub(super) fn name(&self) -> String {
         // SAFETY: an open context's device is live.
         device_name(self.verbs, unsafe { (*self.raw()).device })
@@ -383,14 +370,6 @@ impl OpenDevice {
 
     pub(super) fn pair(&self, number: u32) -> Option<Arc<PairState>> {
         self.pairs.lock().get(&number).and_then(Weak::upgrade)
-    }
-
-    /// Those that receive from this shared queue fail: nothing will arrive on them any more.
-    pub(super) fn fail_sharers(&self, queue: usize) {
-        let pairs: Vec<_> = self.pairs.lock().values().filter_map(Weak::upgrade).collect();
-        for pair in pairs.iter().filter(|pair| pair.shared() == Some(queue)) {
-            pair.fail_and_tell(CloseReason::Device("its shared receive queue failed".into()));
-        }
     }
 
     /// Every queue pair fails.

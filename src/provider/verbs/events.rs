@@ -113,10 +113,6 @@ impl OpenDevice {
                     _ => {}
                 }
             }
-            What::Shared(queue) => {
-                tracing::error!(event = text, "a shared receive queue failed");
-                self.fail_sharers(queue);
-            }
             What::Device(reason) => {
                 tracing::error!(event = text, "the device failed");
                 self.fail_all(&reason);
@@ -145,13 +141,8 @@ impl OpenDevice {
 #[derive(Debug, PartialEq, Eq)]
 enum What {
     Pair(u32, Option<CloseReason>),
-    /// The shared receive queue at this address failed.
-    Shared(usize),
     Device(CloseReason),
-    Port {
-        number: u8,
-        down: bool,
-    },
+    Port { number: u8, down: bool },
     Other,
 }
 
@@ -165,15 +156,12 @@ impl What {
             sys::IBV_EVENT_QP_ACCESS_ERR => failed(WcStatus::RemoteAccess),
             sys::IBV_EVENT_COMM_EST | sys::IBV_EVENT_SQ_DRAINED | sys::IBV_EVENT_QP_LAST_WQE_REACHED => None,
             sys::IBV_EVENT_DEVICE_FATAL => return Self::Device(CloseReason::Device("fatal device error".into())),
-            // SAFETY: events of this type carry a shared receive queue, of which nothing but its address is looked at.
-            sys::IBV_EVENT_SRQ_ERR => return Self::Shared(unsafe { event.element.srq }.addr()),
             sys::IBV_EVENT_CQ_ERR => return Self::Device(CloseReason::Device("a completion queue overran".into())),
             sys::IBV_EVENT_PORT_ERR | sys::IBV_EVENT_PORT_ACTIVE => {
                 // SAFETY: events of these types carry a port's number.
                 let number = unsafe { event.element.port_num } as u8;
                 return Self::Port { number, down: event.event_type == sys::IBV_EVENT_PORT_ERR };
             }
-            // Among them IBV_EVENT_SRQ_LIMIT_REACHED, which nobody asks for: all queues are made with a limit of 0.
             _ => return Self::Other,
         };
         // SAFETY: events of these types carry a queue pair, which lives until they are acknowledged.
@@ -183,8 +171,6 @@ impl What {
 
 #[cfg(test)]
 mod tests {
-    use std::ptr;
-
     use super::*;
 
     #[test]
@@ -205,11 +191,6 @@ mod tests {
             event.event_type = kind;
             assert_eq!(What::of(&event), What::Port { number: 1, down });
         }
-        event.element.srq = ptr::without_provenance_mut(0x5150);
-        event.event_type = sys::IBV_EVENT_SRQ_ERR;
-        assert_eq!(What::of(&event), What::Shared(0x5150));
-        event.event_type = sys::IBV_EVENT_SRQ_LIMIT_REACHED;
-        assert_eq!(What::of(&event), What::Other);
         event.event_type = sys::IBV_EVENT_DEVICE_FATAL;
         assert!(matches!(What::of(&event), What::Device(_)));
     }

@@ -120,24 +120,8 @@ impl PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        let mut unused = Unused { raw: self.raw, context: self.context.clone() };
-        self.context.device().worker().run(move || unused.release());
-    }
-}
-
-/// A protection domain in which nothing is left.
-struct Unused {
-    raw: NonNull<sys::ibv_pd>,
-    context: Arc<ContextInner>,
-}
-
-// SAFETY: the verbs may be called from any thread.
-unsafe impl Send for Unused {}
-
-impl Unused {
-    fn release(&mut self) {
-        // SAFETY: everything made in the domain held it, and is gone; this is called once.
-        let returned = unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) };
+        // SAFETY: everything made in the domain held it, and is gone.
+        let returned = unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw()) };
         if returned != 0 {
             tracing::error!(error = %hints::error_of(returned), "a protection domain could not be released");
         }

@@ -6,7 +6,6 @@
 //! srq       receive queues of several Qps
 //! cm        CmId, its inbox                                       connect  Acceptor, Incoming, connecting
 //! gid       which address of a port; survey: what reports ask     bare     connecting without RDMA CM: rendezvous, greeting; foreign
-//! worker    the thread that makes the slow calls
 //! ```
 //!
 //! What is destroyed before what is ownership: a [`Qp`] holds its [`Cq`], [`Srq`] and [`Pd`], those hold the [`Context`].
@@ -34,7 +33,6 @@ mod srq;
 mod survey;
 mod sys;
 mod timers;
-mod worker;
 
 pub(crate) use self::connect::{Acceptor, Incoming};
 pub(crate) use self::device::{Context, devices};
@@ -46,6 +44,3 @@ pub(crate) use self::queue::Cq;
 pub(crate) use self::rendezvous::Rendezvous;
 pub(crate) use self::srq::Srq;
 pub(crate) use self::survey::survey;
-#[cfg(feature = "async-rdma")]
-pub(crate) use self::worker::long_call;
-pub(crate) use self::worker::{Worker, in_task};

@@ -11,7 +11,6 @@ use super::memory::{Pd, PdInner};
 use super::post::{ReceiveQueue, SendQueue};
 use super::queue::{Cq, CqInner, Failures};
 use super::srq::SrqInner;
-use super::worker::Worker;
 use super::{hints, sys, timers};
 use crate::error::{CloseReason, Result};
 use crate::provider::{PostError, QpConfig, QpCounters, ReceiveRequest, Seat, SendRequest, Srq, WrOp, mixed};
@@ -24,8 +23,6 @@ const LAST_RECEIVE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct PairState {
     number: u32,
-    /// The address of its shared receive queue.
-    shared: Option<usize>,
     failures: Arc<Failures>,
     closed: AtomicBool,
     reason: Mutex<Option<CloseReason>>,
@@ -37,10 +34,6 @@ pub(super) struct PairState {
 impl PairState {
     pub(super) fn number(&self) -> u32 {
         self.number
-    }
-
-    pub(super) fn shared(&self) -> Option<usize> {
-        self.shared
     }
 
     pub(super) fn reason(&self) -> Option<CloseReason> {
@@ -86,25 +79,16 @@ impl PairState {
 
 /// A queue pair.
 ///
-/// Invariant: what is posted goes to `core`'s queue pair, which is not destroyed before both queues are closed.
+/// Invariant: `raw` is live until `control.destroyed` is set, which only [`Qp::destroy`] does, after it has closed both queues.
+/// Whoever posts holds the queue's lock, whoever changes the state holds `control`.
 #[derive(Debug)]
 pub(crate) struct Qp {
+    raw: NonNull<sys::ibv_qp>,
     state: Arc<PairState>,
     send: Mutex<SendQueue>,
     receive: Mutex<ReceiveQueue>,
-    seat: Mutex<Option<Seat>>,
-    core: Arc<Core>,
-}
-
-/// The queue pair as the device has it, which may end after its handle, on another thread.
-///
-/// Invariant: `raw` is live until `control.destroyed` is set, which only [`Core::destroy`] does.
-/// Whoever changes the state holds `control`, which takes as long as the device's calls do: no task waits for it.
-#[derive(Debug)]
-struct Core {
-    raw: NonNull<sys::ibv_qp>,
-    state: Arc<PairState>,
     control: Mutex<Control>,
+    seat: Mutex<Option<Seat>>,
     // Held, so that they outlive the queue pair.
     _cq: Arc<CqInner>,
     srq: Option<Arc<SrqInner>>,
@@ -122,9 +106,9 @@ struct Control {
 }
 
 // SAFETY: the verbs may be called from any thread.
-unsafe impl Send for Core {}
+unsafe impl Send for Qp {}
 // SAFETY: as above; the invariant says who may call what when.
-unsafe impl Sync for Core {}
+unsafe impl Sync for Qp {}
 
 impl Qp {
     pub(super) fn create(pd: &Pd, cq: &Cq, config: &QpConfig) -> Result<Self> {
@@ -165,7 +149,6 @@ impl Qp {
         let state = Arc::new(PairState {
             // SAFETY: just made.
             number: unsafe { (*raw.as_ptr()).qp_num },
-            shared: srq.is_some().then_some(init.srq.addr()),
             failures: cq.failures().clone(),
             closed: AtomicBool::new(false),
             reason: Mutex::new(None),
@@ -176,13 +159,16 @@ impl Qp {
         // Entered before anything can come in.
         let seat = config.srq.as_ref().map(|srq| srq.roster().seat(state.number));
         let longest = u32::try_from(context.limits().max_message).unwrap_or(u32::MAX);
-        let control = Mutex::new(Control { in_error: false, destroyed: false, id: None, greeting: None });
         Ok(Self {
-            state: state.clone(),
+            raw,
+            state,
             send: Mutex::new(SendQueue::new(raw, config.send_depth, longest)),
             receive: Mutex::new(ReceiveQueue::new(raw, longest)),
+            control: Mutex::new(Control { in_error: false, destroyed: false, id: None, greeting: None }),
             seat: Mutex::new(seat),
-            core: Arc::new(Core { raw, state, control, _cq: cq, srq, pd }),
+            _cq: cq,
+            srq,
+            pd,
         })
     }
 
@@ -193,21 +179,19 @@ impl Qp {
     /// Puts the queue pair into the care of the connection's events.
     pub(super) fn belongs_to(&self, id: CmId) {
         id.inbox().belongs_to(&self.state);
-        self.core.control.lock().id = Some(id);
+        self.control.lock().id = Some(id);
     }
 
     pub(super) fn state(&self) -> &Arc<PairState> {
         &self.state
     }
 
-    /// Makes its slow calls.
-    pub(crate) fn worker(&self) -> &Worker {
-        self.core.pd.context().device().worker()
-    }
-
-    /// Modifies a queue pair that nobody else has yet.
+    /// Modifies a queue pair that nobody else has yet, or whose `control` the caller holds and has found not destroyed.
     pub(super) fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: u32, step: &'static str) -> Result<()> {
-        self.core.modify(attr, mask, step)
+        let verbs = self.pd.context().verbs();
+        // SAFETY: the queue pair is live: it can only be destroyed by whoever has it, and with `control`.
+        let returned = unsafe { (verbs.ibv_modify_qp)(self.raw.as_ptr(), attr, mask as i32) };
+        hints::check(returned, "move the queue pair", step)
     }
 
     /// Moves it to `state` with the attributes that RDMA CM knows for this connection, as changed by `adjust`.
@@ -247,7 +231,7 @@ impl Qp {
         if heard {
             return Ok(());
         }
-        let mut control = self.core.control.lock();
+        let mut control = self.control.lock();
         if control.greeting.is_none() {
             control.greeting = Some(Greeting::new(pd)?);
         }
@@ -257,7 +241,7 @@ impl Qp {
     }
 
     pub(super) fn greet(&self, round: u16, me: End, peer: End) -> Result<()> {
-        let mut control = self.core.control.lock();
+        let mut control = self.control.lock();
         let Some(greeting) = &mut control.greeting else { return Ok(()) };
         let request = SendRequest {
             wr_id: greeting::id(round, false),
@@ -271,7 +255,7 @@ impl Qp {
 
     /// Both greetings have completed: says what is wrong with the one that came, and releases their memory.
     pub(super) fn greeted_by(&self, peer: End, me: End) -> std::result::Result<(), String> {
-        let Some(mut greeting) = self.core.control.lock().greeting.take() else { return Ok(()) };
+        let Some(mut greeting) = self.control.lock().greeting.take() else { return Ok(()) };
         greeting.check(peer, me)
     }
 
@@ -282,71 +266,7 @@ impl Qp {
 
     /// Lets the peer use the keys that it has. One that is in the error state, or gone, says so at the next operation.
     #[cfg_attr(not(feature = "psk"), allow(dead_code))]
-    pub(crate) async fn admit(&self) -> Result<()> {
-        let core = self.core.clone();
-        self.worker().call(move || core.admit()).await
-    }
-
-    /// Nothing is posted from now on. The first reason stays.
-    pub(crate) fn refuse(&self, reason: CloseReason) {
-        self.state.fail(reason);
-    }
-
-    /// Moves the queue pair to the error state and tells the peer. Some providers report flushed requests late, or only when
-    /// the queue pair is destroyed, so it is [`destroy`](Self::destroy) that ends the use of buffers.
-    pub(crate) fn fail(&self, reason: CloseReason) -> bool {
-        self.core.fail(reason)
-    }
-
-    /// Destroys the queue pair, if that was not done. When this returns `true`, the device touches no buffer of it any more
-    /// and reports nothing further about it. What it reported before may still be in the completion queue.
-    pub(crate) fn destroy(&self) -> bool {
-        self.close_queues();
-        self.core.destroy()
-    }
-
-    fn close_queues(&self) {
-        self.send.lock().close();
-        self.receive.lock().close();
-    }
-
-    pub(crate) fn close_reason(&self) -> Option<CloseReason> {
-        self.state.reason()
-    }
-
-    /// The devices count these per port, not per queue pair.
-    pub(crate) fn counters(&self) -> QpCounters {
-        QpCounters::default()
-    }
-}
-
-impl Drop for Qp {
-    fn drop(&mut self) {
-        if self.core.control.lock().destroyed {
-            return;
-        }
-        self.refuse(CloseReason::Local);
-        self.close_queues();
-        // Its number is taken until then.
-        let (core, seat) = (self.core.clone(), self.take_seat());
-        self.worker().run(move || {
-            core.end();
-            drop(seat);
-        });
-    }
-}
-
-impl Core {
-    /// Modifies a queue pair that nobody else has yet, or whose `control` the caller holds and has found not destroyed.
-    fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: u32, step: &'static str) -> Result<()> {
-        let verbs = self.pd.context().verbs();
-        // SAFETY: the queue pair is live: it can only be destroyed by whoever has it, and with `control`.
-        let returned = unsafe { (verbs.ibv_modify_qp)(self.raw.as_ptr(), attr, mask as i32) };
-        hints::check(returned, "move the queue pair", step)
-    }
-
-    #[cfg_attr(not(feature = "psk"), allow(dead_code))]
-    fn admit(&self) -> Result<()> {
+    pub(crate) fn admit(&self) -> Result<()> {
         let control = self.control.lock();
         if control.in_error || control.destroyed {
             return Ok(());
@@ -357,7 +277,9 @@ impl Core {
         self.modify(&mut attr, sys::IBV_QP_ACCESS_FLAGS, "on, to admit the peer")
     }
 
-    fn fail(&self, reason: CloseReason) -> bool {
+    /// Moves the queue pair to the error state and tells the peer. Some providers report flushed requests late, or only when
+    /// the queue pair is destroyed, so it is [`destroy`](Self::destroy) that ends the use of buffers.
+    pub(crate) fn fail(&self, reason: CloseReason) -> bool {
         self.state.fail(reason);
         let mut control = self.control.lock();
         if control.destroyed {
@@ -369,7 +291,7 @@ impl Core {
             let mut attr: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
             attr.qp_state = sys::IBV_QPS_ERR;
             if let Err(error) = self.modify(&mut attr, sys::IBV_QP_STATE, "to the error state") {
-                tracing::debug!(qp = self.state.number, %error, "the queue pair goes without its error state");
+                tracing::debug!(qp = self.number(), %error, "the queue pair goes without its error state");
             } else if self.srq.is_some() {
                 self.await_last_receive();
             }
@@ -410,18 +332,21 @@ impl Core {
         device.told_of_last_receive(told);
     }
 
-    /// The queues are closed.
-    fn destroy(&self) -> bool {
+    /// Destroys the queue pair, if that was not done. When this returns `true`, the device touches no buffer of it any more
+    /// and reports nothing further about it. What it reported before may still be in the completion queue.
+    pub(crate) fn destroy(&self) -> bool {
         let mut control = self.control.lock();
         if control.destroyed {
             return true;
         }
+        self.send.lock().close();
+        self.receive.lock().close();
         let context = self.pd.context();
         // SAFETY: live by the invariant; both queues are closed, so nobody posts, and nobody else holds `control`.
         let returned = unsafe { (context.verbs().ibv_destroy_qp)(self.raw.as_ptr()) };
         // Of a device that is gone nothing can be destroyed any more, nor does it touch anything.
         if returned != 0 && !context.device().is_gone() {
-            tracing::error!(qp = self.state.number, error = %hints::error_of(returned), "a queue pair could not be destroyed");
+            tracing::error!(qp = self.number(), error = %hints::error_of(returned), "a queue pair could not be destroyed");
             return false;
         }
         control.destroyed = true;
@@ -432,8 +357,18 @@ impl Core {
         true
     }
 
-    /// Whatever was under way. The queues are closed.
-    fn end(&self) {
+    pub(crate) fn close_reason(&self) -> Option<CloseReason> {
+        self.state.reason()
+    }
+
+    /// The devices count these per port, not per queue pair.
+    pub(crate) fn counters(&self) -> QpCounters {
+        QpCounters::default()
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
         self.fail(CloseReason::Local);
         if !self.destroy() {
             // The device may still write there.

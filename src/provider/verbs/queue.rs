@@ -29,14 +29,13 @@ pub(crate) struct Cq(Arc<CqInner>);
 #[derive(Debug)]
 pub(super) struct CqInner {
     raw: NonNull<sys::ibv_cq>,
-    channel: Arc<Channel>,
+    channel: Channel,
     /// Arming brings one event, so until that was read the queue needs no arming, and the channel has no other.
     armed: AtomicBool,
     /// Events that were read and not acknowledged: destroying the queue would wait for them for ever.
     unacknowledged: AtomicU32,
     failures: Arc<Failures>,
-    depth: AtomicU32,
-    resizing: Mutex<()>,
+    depth: Mutex<u32>,
     context: Arc<ContextInner>,
 }
 
@@ -67,11 +66,6 @@ struct Channel {
     raw: NonNull<sys::ibv_comp_channel>,
     verbs: &'static sys::Verbs,
 }
-
-// SAFETY: the verbs may be called from any thread.
-unsafe impl Send for Channel {}
-// SAFETY: as above.
-unsafe impl Sync for Channel {}
 
 impl Channel {
     fn new(context: &ContextInner) -> Result<Self> {
@@ -112,12 +106,11 @@ impl Cq {
         };
         Ok(Self(Arc::new(CqInner {
             raw,
-            channel: Arc::new(channel),
+            channel,
             armed: AtomicBool::new(false),
             unacknowledged: AtomicU32::new(0),
             failures: Arc::default(),
-            depth: AtomicU32::new(depth),
-            resizing: Mutex::default(),
+            depth: Mutex::new(depth),
             context: context.clone(),
         })))
     }
@@ -227,28 +220,19 @@ impl Cq {
     }
 
     /// Never shrinks, and at least doubles, since every resizing is a system call and moves what is queued.
-    pub(crate) async fn resize(&self, depth: u32) -> Result<()> {
-        if depth <= self.0.depth.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let this = self.clone();
-        self.0.context.device().worker().call(move || this.resize_now(depth)).await
-    }
-
-    fn resize_now(&self, depth: u32) -> Result<()> {
-        let _one_at_a_time = self.0.resizing.lock();
-        let current = self.0.depth.load(Ordering::Acquire);
-        if depth <= current {
+    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+        let mut current = self.0.depth.lock();
+        if depth <= *current {
             return Ok(());
         }
         let wanted = depth.max(current.saturating_mul(2)).min(self.0.context.limits().max_cq_depth);
         // SAFETY: the queue is live; providers lock it against concurrent polling.
         let returned = unsafe { (self.0.context.verbs().ibv_resize_cq)(self.0.raw(), wanted as i32) };
         if returned != 0 {
-            let what = format!("the completion queue from {current} to {wanted} entries");
+            let what = format!("the completion queue from {} to {wanted} entries", *current);
             return Err(Error::io("resize", what, hints::error_of(returned)));
         }
-        self.0.depth.store(wanted, Ordering::Release);
+        *current = wanted;
         // Whether a device remembers it is not said; one event too many does no harm.
         self.0.armed.store(false, Ordering::Relaxed);
         Ok(())
@@ -267,38 +251,15 @@ impl CqInner {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        let unused = Unused {
-            raw: self.raw,
-            unacknowledged: *self.unacknowledged.get_mut(),
-            _channel: self.channel.clone(),
-            context: self.context.clone(),
-        };
-        self.context.device().worker().run(move || unused.destroy());
-    }
-}
-
-/// A completion queue without queue pairs.
-struct Unused {
-    raw: NonNull<sys::ibv_cq>,
-    unacknowledged: u32,
-    // Goes after the queue, and before the context.
-    _channel: Arc<Channel>,
-    context: Arc<ContextInner>,
-}
-
-// SAFETY: the verbs may be called from any thread.
-unsafe impl Send for Unused {}
-
-impl Unused {
-    fn destroy(&self) {
         let verbs = self.context.verbs();
-        // SAFETY: live until here, and this is called once. The queue pairs are gone, since each held the queue; nothing is
-        // left unacknowledged, so destroying does not wait.
+        let unacknowledged = *self.unacknowledged.get_mut();
+        // SAFETY: live by the invariant. The queue pairs are gone, since each held this; nothing was left unacknowledged,
+        // so destroying does not wait. The channel is a field, which is dropped afterwards.
         let returned = unsafe {
-            if self.unacknowledged > 0 {
-                (verbs.ibv_ack_cq_events)(self.raw.as_ptr(), self.unacknowledged);
+            if unacknowledged > 0 {
+                (verbs.ibv_ack_cq_events)(self.raw(), unacknowledged);
             }
-            (verbs.ibv_destroy_cq)(self.raw.as_ptr())
+            (verbs.ibv_destroy_cq)(self.raw())
         };
         if returned != 0 {
             tracing::error!(error = %hints::error_of(returned), "a completion queue could not be destroyed");

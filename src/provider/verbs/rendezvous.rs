@@ -24,7 +24,6 @@ use super::greeting::End;
 use super::memory::Pd;
 use super::pair::Qp;
 use super::queue::Cq;
-use super::worker::long_call;
 use super::{sys, timers};
 use crate::address::Address;
 use crate::error::{Error, Result, WcStatus};
@@ -152,26 +151,13 @@ impl Context {
                 hint: "its first message needs a receive of its own; connect by address",
             });
         }
+        let device = self.inner().device();
         let addresses = super::connect::resolve(local, "endpoint").await?;
         let local: Option<IpAddr> = addresses.first().map(|address| address.ip());
-        let (this, pd, cq) = (self.clone(), pd.clone(), cq.clone());
-        let (config, private_data) = (config.clone(), private_data.to_vec());
-        self.worker().call(move || this.rendezvous_at(&pd, &cq, config, local, private_data)).await
-    }
-
-    fn rendezvous_at(
-        &self,
-        pd: &Pd,
-        cq: &Cq,
-        config: QpConfig,
-        local: Option<IpAddr>,
-        private_data: Vec<u8>,
-    ) -> Result<Rendezvous> {
-        let device = self.inner().device();
         let gid = gid::choose(&gid::table(device), local)?;
         let port = &device.port_attr;
-        let pair = Qp::create(pd, cq, &config)?;
-        pair.initialise(device, &config)?;
+        let pair = Qp::create(pd, cq, config)?;
+        pair.initialise(device, config)?;
         let endpoint = Endpoint {
             link_layer: port.link_layer,
             number: pair.number(),
@@ -181,10 +167,10 @@ impl Context {
             mtu: port.active_mtu.min(timers::mtu_from_bytes(config.path_mtu)) as u8,
             rd_atomic: config.max_rd_atomic,
             max_message: self.limits().max_message,
-            private_data,
+            private_data: private_data.to_vec(),
         };
         let bytes = endpoint.encode();
-        Ok(Rendezvous { pair, config, gid, endpoint, bytes, pd: pd.clone(), device: self.clone() })
+        Ok(Rendezvous { pair, config: config.clone(), gid, endpoint, bytes, pd: pd.clone(), device: self.clone() })
     }
 }
 
@@ -209,7 +195,7 @@ impl Rendezvous {
             });
         }
         let rd_atomic = self.config.max_rd_atomic.min(remote.rd_atomic);
-        let facts = Remote {
+        let mut facts = Remote {
             number: remote.number,
             sequence: remote.sequence,
             lid: remote.lid,
@@ -225,56 +211,31 @@ impl Rendezvous {
             let reason = "that is this side's own endpoint".to_owned();
             return Err(Error::Handshake { step: "connect", peer: address, reason });
         }
-        let failed = |reason| Err(Error::Handshake { step: "connect", peer: address.clone(), reason });
-        let (peer, device) = (remote.end(), self.device.clone());
-        let mut this = self;
+        let failed = |reason| Error::Handshake { step: "connect", peer: address.clone(), reason };
+        let (me, peer) = (self.endpoint.end(), remote.end());
         for round in (0..=u16::MAX).cycle() {
-            let facts = facts.clone();
-            let greeting = move || {
-                this.greet(round, peer, facts)?;
-                Ok(this)
-            };
-            this = long_call(greeting).await?;
-            match this.pair.state().greeted().done().await {
+            // A greeting that was heard in vain, since this side's ran out of retries, was one packet.
+            let heard = self.pair.state().greeted().heard();
+            facts.sequence = (remote.sequence + u32::from(heard)) & MAX_24;
+            self.pair.await_greeting(&self.pd, round, heard)?;
+            self.pair.make_ready(self.device.inner().device(), &self.config, &self.gid, me.sequence, &facts)?;
+            self.pair.greet(round, me, peer)?;
+            match self.pair.state().greeted().done().await {
                 WcStatus::Success => break,
                 // The peer is not ready yet.
-                WcStatus::RetryExceeded => {
-                    let resetting = move || {
-                        this.reset()?;
-                        Ok(this)
-                    };
-                    this = device.worker().call(resetting).await?;
-                }
-                status => return failed(format!("{status}; {}", this.gid)),
+                WcStatus::RetryExceeded => self.reset()?,
+                status => return Err(failed(format!("{status}; {}", self.gid))),
             }
         }
-        let checking = move || {
-            let greeted = this.pair.greeted_by(peer, this.endpoint.end());
-            Ok((this, greeted))
-        };
-        let (this, greeted) = device.worker().call(checking).await?;
-        if let Err(reason) = greeted {
-            return failed(reason);
-        }
+        self.pair.greeted_by(peer, me).map_err(failed)?;
         let info = PeerInfo {
             address,
-            link: device.inner().device().link(),
+            link: self.device.inner().device().link(),
             private_data: remote.private_data,
             max_rd_atomic: rd_atomic,
-            max_message: this.endpoint.max_message.min(remote.max_message),
+            max_message: self.endpoint.max_message.min(remote.max_message),
         };
-        Ok((this.pair, info))
-    }
-
-    /// Gets ready, and sends this side's greeting once.
-    fn greet(&self, round: u16, peer: End, mut facts: Remote) -> Result<()> {
-        // A greeting that was heard in vain, since this side's ran out of retries, was one packet.
-        let heard = self.pair.state().greeted().heard();
-        facts.sequence = (facts.sequence + u32::from(heard)) & MAX_24;
-        let me = self.endpoint.end();
-        self.pair.await_greeting(&self.pd, round, heard)?;
-        self.pair.make_ready(self.device.inner().device(), &self.config, &self.gid, me.sequence, &facts)?;
-        self.pair.greet(round, me, peer)
+        Ok((self.pair, info))
     }
 
     fn reset(&self) -> Result<()> {

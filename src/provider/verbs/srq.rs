@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use super::memory::{Pd, PdInner};
 use super::post::ReceiveQueue;
-use super::worker::Worker;
 use super::{hints, sys};
 use crate::error::{Error, Result};
 use crate::provider::{PostError, ReceiveRequest, Roster};
@@ -46,11 +45,6 @@ impl Pd {
 impl Srq {
     pub(super) fn inner(&self) -> &Arc<SrqInner> {
         &self.0
-    }
-
-    /// Makes its slow calls.
-    pub(crate) fn worker(&self) -> &Worker {
-        self.0.pd.context().device().worker()
     }
 
     pub(crate) fn roster(&self) -> &Arc<Roster> {
