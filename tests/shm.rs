@@ -28,6 +28,7 @@ macro_rules! cases {
 cases!(
     one_sided_operations_are_direct_once_the_peer_has_lent_its_memory,
     large_ones_are_direct_too,
+    large_ones_go_on_beside_many_other_links,
     memory_that_shares_its_pages_goes_through_the_link,
     what_waits_behind_a_send_is_not_done_before_it,
     a_revoked_region_is_out_of_reach_and_keeps_its_contents,
@@ -99,6 +100,27 @@ async fn large_ones_are_direct_too(rig: Rig) {
 }
 
 /// Not one answer of the peer is needed while they are carried out, and it does not count as lost.
+/// More than one turn takes, over links that were not in use for so long that nobody looks at them.
+async fn large_ones_go_on_beside_many_other_links(rig: Rig) {
+    const LINKS: u64 = 40;
+    const LEN: usize = 700_000;
+    let (client, server) = (rig.domain(), rig.domain());
+    let mut links = Vec::new();
+    for _ in 0..LINKS {
+        let pair = rig.connect(&client, &server).await;
+        let region = pair.server.exposed(LEN);
+        use_until_direct(&pair.client, &region.remote()).await;
+        links.push((pair, region));
+    }
+    for (seed, (pair, region)) in (0..).zip(&links) {
+        let before = direct(&pair.client);
+        pair.client.write(pair.client.filled(LEN, seed), &region.remote()).await.unwrap();
+        assert!(contents(region) == pattern(LEN, seed));
+        assert!(pair.client.fetch(&region.remote()).await == pattern(LEN, seed));
+        assert_eq!(direct(&pair.client) - before, 2);
+    }
+}
+
 async fn a_long_queue_of_them_shows_that_the_link_lives(rig: Rig) {
     const LEN: usize = 256 << 10;
     const COUNT: u32 = 1200;

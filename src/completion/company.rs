@@ -10,6 +10,8 @@ pub(super) struct Company {
     /// The last one who was made way for took its turn.
     present: bool,
     turns: u32,
+    /// The last turn was long, and may have been an accident.
+    warned: bool,
     /// Until when more want it than it can serve, as far as is known, and for how long that was assumed.
     crowd: Option<(Instant, Duration)>,
 }
@@ -55,7 +57,8 @@ impl Company {
 
     fn took_turn(&mut self, before: Instant, turn: Duration) {
         self.present = turn > Self::TURN;
-        if turn > Self::WORK {
+        let warned = std::mem::replace(&mut self.warned, turn > Self::WORK);
+        if self.warned && warned {
             let [first, longest] = Self::CROWD;
             let (now, last) = (before + turn, self.crowd);
             let again = last.filter(|(until, length)| now.saturating_duration_since(*until) < *length);
@@ -85,7 +88,11 @@ mod tests {
         };
         assert_eq!(left_alone(&mut company, 0, 0), None);
         assert!(!company.is_a_crowd());
-        assert_eq!(left_alone(&mut company, 4, 0), Some(24));
+        // One long turn may be an accident.
+        assert_eq!(left_alone(&mut company, 4, 0), None);
+        assert_eq!(left_alone(&mut company, 0, 10), None);
+        assert_eq!(left_alone(&mut company, 4, 10), None);
+        assert_eq!(left_alone(&mut company, 4, 10), Some(24));
         // It is no better as soon as it is looked at again.
         for expected in [40, 80, 160, 320, 640, 640, 640] {
             let pause = company.crowd.unwrap().1.as_millis() as u64 + 5;
@@ -93,6 +100,7 @@ mod tests {
         }
         // A peer's turn changes nothing, and later it is another crowd.
         assert_eq!(left_alone(&mut company, 0, 700), Some(0));
-        assert_eq!(left_alone(&mut company, 1, 700), Some(21));
+        assert_eq!(left_alone(&mut company, 1, 700), Some(0));
+        assert_eq!(left_alone(&mut company, 1, 10), Some(21));
     }
 }

@@ -12,6 +12,7 @@ pub enum CompletionMode {
     /// Sleep on the completion channel whenever nothing is there. Least CPU, highest latency.
     Event,
     /// Look, letting other tasks and other processes run in between, until nothing came for `spin`; then sleep. The default.
+    /// Where other programs keep the CPU busy it sleeps at once: the scheduler prefers who is woken to who has been looking.
     Adaptive {
         /// How long to look after the last completion.
         spin: Duration,

@@ -21,7 +21,7 @@ fn limit() -> Duration {
 /// For whatever should happen soon, but may be held up by a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// Longer than any case: a driver that spins this long never sleeps.
+/// Longer than any case: a driver that spins this long does not sleep, unless others want the CPU.
 pub const LONG_SPIN: Duration = Duration::from_secs(1000);
 
 /// Panics inside of the crate, on whichever thread: tokio and the libtest harness would swallow those of background tasks.

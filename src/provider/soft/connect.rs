@@ -148,9 +148,7 @@ impl<'a> Parts<'a> {
     ) -> Result<(Qp, PeerInfo)> {
         let agreement = handshake.agree(&request).await?;
         let hello = Hello { shm: agreement.code(handshake.insists()), side: agreement.side, ..hello };
-        let bell = agreement.refusal().is_none().then(shm::bell).transpose();
-        let bell = bell.map_err(|error| Error::io("create", "eventfd", error))?;
-        let wire = handshake.reply(&hello, agreement, bell).await?;
+        let wire = handshake.reply(&hello, agreement).await?;
         self.finish(handshake, &hello, request, wire, token)
     }
 

@@ -239,7 +239,8 @@ impl CqShared {
         if posted {
             self.posted.store(false, Ordering::Relaxed);
         }
-        let enough = posted && looks % POSTED_LOOKS != 0;
+        // Nor may the last look before a sleep leave it at that.
+        let enough = posted && looks % POSTED_LOOKS != 0 && !self.resting.load(Ordering::Relaxed);
         if !enough && !self.backlog.load(Ordering::Relaxed) {
             self.progress()?;
         }
@@ -334,12 +335,20 @@ impl CqShared {
     fn asks_epoll(&self, told: bool) -> bool {
         let looks = if self.wires.crowded() { CROWDED_LOOKS } else { SOCKET_LOOKS };
         let now = self.looks.load(Ordering::Relaxed) % looks == 0;
-        now || (!told && self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Relaxed))
+        let due = !told || self.resting.load(Ordering::Relaxed);
+        now || (due && self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::Relaxed))
     }
 
     /// Has peers wake whoever goes to sleep now. Another look comes after it.
     pub(super) fn sleep(&self) {
         self.wires.sleep();
+    }
+
+    /// Looks at this queue pair's link each time, for it may go on at any moment.
+    pub(super) fn watch(&self, qp: &QpShared) {
+        if let Some(gives_way) = self.wires.watch(qp.token) {
+            self.postpone(&gives_way);
+        }
     }
 
     /// The same for the engine; whether something has come meanwhile.
@@ -448,7 +457,12 @@ impl CqShared {
             epoll::add(&self.epoll, wire.own_bell(), token, EventFlags::IN | EventFlags::ET).map_err(failed)?;
         }
         let flags = EventFlags::IN | EventFlags::RDHUP;
-        epoll::add(&self.epoll, qp.as_socket(), EventData::new_u64(qp.token), flags).map_err(failed)?;
+        if let Err(error) = epoll::add(&self.epoll, qp.as_socket(), EventData::new_u64(qp.token), flags) {
+            if let Some(wire) = &qp.wire {
+                let _ = epoll::delete(&self.epoll, wire.own_bell());
+            }
+            return Err(failed(error));
+        }
         links.insert(qp.token, Arc::downgrade(qp));
         self.link_count.store(links.len(), Ordering::SeqCst);
         if let Some(wire) = &qp.wire {

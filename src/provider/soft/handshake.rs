@@ -3,7 +3,7 @@
 //! Each message is a head of 8 bytes (magic, version, type, body length) and a body that is parsed strictly.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -376,19 +376,13 @@ impl Handshake<'_> {
         Ok(agreement)
     }
 
-    pub(super) async fn reply(
-        &mut self,
-        hello: &Hello,
-        agreement: Agreement,
-        own_bell: Option<OwnedFd>,
-    ) -> Result<Option<Wire>> {
-        let bell = own_bell.as_ref().map(AsFd::as_fd);
-        let attached = bell.and_then(|bell| agreement.attached(bell));
+    pub(super) async fn reply(&mut self, hello: &Hello, agreement: Agreement) -> Result<Option<Wire>> {
+        let attached = agreement.attached();
         self.send_attached("reply", REPLY, &hello.encode(), attached.as_ref().map_or(&[], |it| &it[..])).await?;
         self.reached(HandshakeStep::ReplySent, "reply")?;
         let mut attached = Vec::new();
         let (ready, mut met) = {
-            let meeting = agreement.meet(bell);
+            let meeting = agreement.meet();
             let due = (agreement.refusal().is_none() && !agreement.meets()).then_some(&mut attached);
             let ready = self.receive_attached("ready", due);
             tokio::pin!(meeting, ready);
@@ -426,8 +420,8 @@ impl Handshake<'_> {
             }
             None => attached.pop(),
         };
-        let bells = bell.zip(own_bell).ok_or_else(|| self.error("ready", "the peer's descriptor is missing"))?;
-        agreement.conclude(bells.0, bells.1).map(Some).map_err(|error| self.error("ready", error))
+        let bell = bell.ok_or_else(|| self.error("ready", "the peer's descriptor is missing"))?;
+        agreement.conclude(bell).map(Some).map_err(|error| self.error("ready", error))
     }
 
     /// Refuses the peer; the error is for this side.

@@ -85,23 +85,23 @@ impl Wires {
         list.entries[..list.watched()].iter().filter_map(Entry::news).collect()
     }
 
-    /// The peer of this queue pair has rung: it is watched from now on. One that gives way for it, and has said something meanwhile, is
-    /// among the results as well.
+    /// The peer of this queue pair has rung: it is watched from now on, and wants to be driven.
     pub(super) fn rung(&self, token: u64) -> News {
         let mut list = self.list.lock();
         let Some(at) = list.position(token) else { return News::new() };
         let mut news: News = list.entries[at].qp.upgrade().into_iter().collect();
-        let watched = list.watched();
-        if at >= watched {
-            list.next = (list.next + 1) % watched;
-            let next = list.next;
-            list.entries.swap(at, next);
-            let gives_way = &list.entries[at];
-            gives_way.wire.sleep();
-            shm::settle();
-            news.extend(gives_way.news());
-        }
+        news.extend(list.watch(at));
         news
+    }
+
+    /// Watches a link of which nobody rings, since this end has put off what it could do. The result is as of [`List::watch`].
+    pub(super) fn watch(&self, token: u64) -> Option<Arc<QpShared>> {
+        if !self.crowded() {
+            return None;
+        }
+        let mut list = self.list.lock();
+        let at = list.position(token)?;
+        list.watch(at)
     }
 
     /// Has peers wake whoever goes to sleep now. Another look comes after it.
@@ -118,6 +118,21 @@ impl Wires {
 impl List {
     fn watched(&self) -> usize {
         self.entries.len().min(WATCHED)
+    }
+
+    /// Watches the one at this place. Another gives way for it, and is the result if it wants to be driven at this moment.
+    fn watch(&mut self, at: usize) -> Option<Arc<QpShared>> {
+        let watched = self.watched();
+        if at < watched {
+            return None;
+        }
+        self.next = (self.next + 1) % watched;
+        self.entries.swap(at, self.next);
+        // The first one too: somebody may be about to sleep who has seen it where nobody looks.
+        self.entries[self.next].wire.sleep();
+        self.entries[at].wire.sleep();
+        shm::settle();
+        self.entries[at].news()
     }
 
     fn position(&self, token: u64) -> Option<usize> {

@@ -298,6 +298,9 @@ impl Tx {
     /// that; and epoll reports no change to those who wait for an edge if the socket was on its list anyway.
     fn block(&mut self, qp: &QpShared) -> bool {
         self.blocked = true;
+        if qp.wire.is_some() {
+            qp.cq.watch(qp);
+        }
         if qp.writes_wait() {
             return qp.await_room();
         }

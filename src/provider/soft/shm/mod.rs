@@ -29,13 +29,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use rustix::event::{EventfdFlags, eventfd};
-
 pub(super) use self::lending::END;
 use self::lending::Lent;
 pub(super) use self::obstacle::Obstacle;
 pub(super) use self::offer::{
-    Agreement, OFFERED, Place, Socket, TAKEN, insists, obstacle, place, receive, send, take_up, take_up_beside,
+    Agreement, OFFERED, Place, Socket, TAKEN, bell, insists, obstacle, place, receive, send, take_up, take_up_beside,
 };
 pub use self::policy::LinkPolicy;
 pub(super) use self::rights::DESCRIPTORS;
@@ -173,11 +171,6 @@ impl Wire {
         // Fails when the counter is full, which only the peer can bring about.
         let _ = rustix::io::write(self.bell.as_fd(), &1u64.to_ne_bytes());
     }
-}
-
-/// An eventfd by which a peer wakes this end.
-pub(super) fn bell() -> io::Result<OwnedFd> {
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Between [`Wire::sleep`] and the look after it, once for any number of links.

@@ -18,6 +18,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
@@ -49,6 +50,8 @@ pub(in super::super) struct Agreement {
     pub side: u64,
     refusal: Option<[&'static str; 2]>,
     memory: Option<(OwnedFd, Mapping)>,
+    /// Wakes this end.
+    bell: Option<OwnedFd>,
     listener: Option<UnixListener>,
 }
 
@@ -84,8 +87,8 @@ impl Agreement {
     }
 
     fn make(socket: Socket<'_>) -> Option<Self> {
-        let memory = segment::create().ok()?;
-        let agreed = Self { code: ATTACHED, side: 0, refusal: None, memory: Some(memory), listener: None };
+        let (memory, bell) = (Some(segment::create().ok()?), Some(bell().ok()?));
+        let agreed = Self { code: ATTACHED, side: 0, refusal: None, memory, bell, listener: None };
         if let Socket::Unix(_) = socket {
             return Some(agreed);
         }
@@ -95,7 +98,7 @@ impl Agreement {
     }
 
     fn refused(obstacle: Obstacle, why: [&'static str; 2]) -> Self {
-        Self { code: obstacle.code(), side: 0, refusal: Some(why), memory: None, listener: None }
+        Self { code: obstacle.code(), side: 0, refusal: Some(why), memory: None, bell: None, listener: None }
     }
 
     /// What REPLY says, from an end that insists or not.
@@ -114,21 +117,22 @@ impl Agreement {
     }
 
     /// What goes with REPLY.
-    pub(in super::super) fn attached<'a>(&'a self, bell: BorrowedFd<'a>) -> Option<[BorrowedFd<'a>; 2]> {
+    pub(in super::super) fn attached(&self) -> Option<[BorrowedFd<'_>; 2]> {
         let (memory, _) = self.memory.as_ref().filter(|_| self.code == ATTACHED)?;
-        Some([memory.as_fd(), bell])
+        Some([memory.as_fd(), self.bell.as_ref()?.as_fd()])
     }
 
     /// Waits for the connecting end at the second socket and gives it the memory; pending for good when there is no such socket.
     /// The results are that socket and the peer's bell.
-    pub(in super::super) async fn meet(&self, bell: Option<BorrowedFd<'_>>) -> (UnixStream, OwnedFd) {
-        let (Some(listener), Some((memory, _)), Some(bell)) = (&self.listener, &self.memory, bell) else {
+    pub(in super::super) async fn meet(&self) -> (UnixStream, OwnedFd) {
+        let (Some(listener), Some((memory, _)), Some(bell)) = (&self.listener, &self.memory, &self.bell) else {
             return std::future::pending().await;
         };
         loop {
             // Whoever else comes by is sent away; when that does not work at all, the peer gives up, and says so.
             let Ok((socket, _)) = listener.accept().await else { return std::future::pending().await };
-            if stranger(Some(&socket)).is_some() || send(&socket, &[0], &[memory.as_fd(), bell]).await.is_err() {
+            if stranger(Some(&socket)).is_some() || send(&socket, &[0], &[memory.as_fd(), bell.as_fd()]).await.is_err()
+            {
                 continue;
             }
             if let Ok((1, mut received)) = receive(&socket, &mut [0]).await {
@@ -140,13 +144,19 @@ impl Agreement {
     }
 
     /// This end of the link, once the peer has taken it.
-    pub(in super::super) fn conclude(self, bell: OwnedFd, own_bell: OwnedFd) -> io::Result<Wire> {
-        let (_, memory) = self.memory.ok_or(io::ErrorKind::NotConnected)?;
+    pub(in super::super) fn conclude(self, bell: OwnedFd) -> io::Result<Wire> {
+        let ((_, memory), own_bell) = self.memory.zip(self.bell).ok_or(io::ErrorKind::NotConnected)?;
         if !is_bell(&bell) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's descriptor is no eventfd"));
         }
         Ok(Wire::new(memory, bell, own_bell, 0))
     }
+}
+
+/// An eventfd by which a peer wakes this end. There is none either where the peer's could not be told from anything else.
+pub(in super::super) fn bell() -> io::Result<OwnedFd> {
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    if is_bell(&bell) { Ok(bell) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
 /// Whether writing to a peer's descriptor wakes somebody, and does nothing else. Without /proc that is not known, and then it is not.

@@ -96,6 +96,30 @@ fn each_of_many_wakes_who_sleeps() {
     assert!(served < LINKS as u64, "the engine served {served} of {} messages", 10 * LINKS);
 }
 
+/// Those that give way have rung, and nobody has slept since.
+#[test]
+fn who_gives_way_while_somebody_looks_is_heard_later() {
+    let crowd = Crowd::meet(LINKS, 8);
+    let sources: Vec<_> = crowd.spokes.iter().map(|spoke| Memory::new(spoke, 8)).collect();
+    for _ in 0..3 {
+        crowd.sleeps();
+        let (mut came, mut sent) = (Vec::new(), Vec::new());
+        for at in 0..LINKS {
+            crowd.receive(at);
+            crowd.spokes[at].send(0, sources[at].whole());
+            wait_until(|| {
+                crowd.hub.poll(&mut came);
+                crowd.spokes[at].poll(&mut sent);
+                came.len() > at && sent.len() > at
+            });
+        }
+        assert_success(&came, 0..LINKS as u64);
+        for (at, source) in sources.iter().enumerate() {
+            crowd.says(at, source);
+        }
+    }
+}
+
 /// More than the rings hold, in both directions and at the same time: links that nobody watches wait for room, too.
 #[test]
 fn all_of_many_are_heard_while_somebody_looks() {
