@@ -104,9 +104,9 @@ fn who_gives_way_while_somebody_looks_is_heard_later() {
     for _ in 0..3 {
         crowd.sleeps();
         let (mut came, mut sent) = (Vec::new(), Vec::new());
-        for at in 0..LINKS {
+        for (at, source) in sources.iter().enumerate() {
             crowd.receive(at);
-            crowd.spokes[at].send(0, sources[at].whole());
+            crowd.spokes[at].send(0, source.whole());
             wait_until(|| {
                 crowd.hub.poll(&mut came);
                 crowd.spokes[at].poll(&mut sent);
