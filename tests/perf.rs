@@ -61,7 +61,7 @@ fn every_operation_is_measured_and_reported() {
         assert!(shown.count() >= 1, "{name} is not in the table:\n{said}");
     }
     let drawn = fs::read_to_string(svg).unwrap();
-    assert!(drawn.starts_with("<svg") && drawn.contains("write with immediate, unix"), "{drawn:.200}");
+    assert!(drawn.starts_with("<svg") && drawn.contains("write with immediate, shm"), "{drawn:.200}");
 }
 
 #[test]
