@@ -108,6 +108,8 @@ pub fn tsan(workspace: &Workspace, tools: &Tools) -> Result<Outcome> {
         let command = command.env("RUSTFLAGS", flags).env("TSAN_OPTIONS", options);
         // Looking up the lines of one frame takes seconds, in every process that matches a suppression.
         let command = command.env("CARGO_PROFILE_SANITIZER_DEBUG", "false");
+        // What an optimiser joins is no race any more.
+        let command = command.env("CARGO_PROFILE_SANITIZER_OPT_LEVEL", "0");
         for_host(command).args("-Zbuild-std --target-dir").arg(workspace.target.join("tsan"))
     };
     canary::must_report(&toolchain, "race", "ThreadSanitizer: data race", &with)?;
