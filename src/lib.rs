@@ -2,7 +2,8 @@
 //!
 //! A service posts an operation, awaits a future and gets its buffer back. The completion channel of the device sits in tokio's reactor;
 //! no operation costs a task, an allocation or, while completions keep coming, a system call of its own to wait.
-//! On machines without RDMA hardware the software device `soft0` carries the same operations over shared memory or sockets, under the same rules.
+//! On machines without RDMA hardware the software device `soft0` carries the same operations over shared memory or
+//! sockets, under the same rules.
 //!
 //! ```
 //! use tokio_rdma::{Access, Connection, Device, Listener};

@@ -24,7 +24,8 @@
 //! Shared memory trusts the peer as far as its user goes: the kernel's word for who connected (`SO_PEERCRED`, unix(7)) is compared with the
 //! effective user id of this process, and another user's process gets the socket. Processes of one user can stop and inspect each
 //! other anyway (kill(2), ptrace(2)). A peer that misbehaves in the memory it shares, by accident or on purpose, can end its own
-//! connection, and hold up the thread that wakes it. It cannot make this side crash, and never reaches memory that was not exposed, or not any more.
+//! connection, and hold up the thread that wakes it. It cannot make this side crash,
+//! and never reaches memory that was not exposed, or not any more.
 //!
 //! Memory that is exposed can be mapped by peers if it consists of pages of its own: what [`ProtectionDomain::alloc`] allocated,
 //! and buffers of a [`BufferPool`] whose length is a multiple of the page size. [`Buffer::expose`] then copies it into a file of its own

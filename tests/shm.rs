@@ -99,7 +99,6 @@ async fn large_ones_are_direct_too(rig: Rig) {
     assert_eq!(direct(&pair.client) - before, 2);
 }
 
-/// Not one answer of the peer is needed while they are carried out, and it does not count as lost.
 /// More than one turn takes, over links that were not in use for so long that nobody looks at them.
 async fn large_ones_go_on_beside_many_other_links(rig: Rig) {
     const LINKS: u64 = 40;
@@ -121,6 +120,7 @@ async fn large_ones_go_on_beside_many_other_links(rig: Rig) {
     }
 }
 
+/// Not one answer of the peer is needed while they are carried out, and it does not count as lost.
 async fn a_long_queue_of_them_shows_that_the_link_lives(rig: Rig) {
     const LEN: usize = 256 << 10;
     const COUNT: u32 = 1200;

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::completion::queue::CompletionQueue;
 
-/// Where a look is a matter of nanoseconds, asking that each time costs several times as much; and where a peer runs on the same CPU, not asking costs it its turn.
+/// Where a look is a matter of nanoseconds, asking that each time costs several times as much; and where a peer runs on the
+/// same CPU, not asking costs it its turn.
 #[derive(Debug, Default)]
 pub(super) struct Company {
     /// The last one who was made way for took its turn.

@@ -330,8 +330,8 @@ impl CqShared {
         driven.more
     }
 
-    /// Whether epoll has to be asked about sockets, none of which carries a stream. The last look before a sleep finds nothing else,
-    /// so nothing that has woken somebody is forgotten.
+    /// Whether epoll has to be asked about sockets, none of which carries a stream. Whoever is about to sleep has to, once after it was woken,
+    /// so that nothing that has woken somebody is forgotten.
     fn asks_epoll(&self, told: bool) -> bool {
         let looks = if self.wires.crowded() { CROWDED_LOOKS } else { SOCKET_LOOKS };
         let now = self.looks.load(Ordering::Relaxed) % looks == 0;

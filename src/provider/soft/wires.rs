@@ -4,7 +4,7 @@
 //! saved. So those that spoke last are looked at each time, and by whoever is about to sleep. The peers of all others ring whenever they
 //! send something, and epoll tells which it was, as it does of a socket; that makes the link one of those that are looked at.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
@@ -23,7 +23,6 @@ pub(super) type News = SmallVec<[Arc<QpShared>; 4]>;
 pub(super) struct Wires {
     list: Mutex<List>,
     count: AtomicUsize,
-    crowded: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -49,14 +48,14 @@ impl Wires {
 
     /// Whether there are some that only ring.
     pub(super) fn crowded(&self) -> bool {
-        self.crowded.load(Ordering::Relaxed)
+        self.count() > WATCHED
     }
 
     /// Adds one, whose peer rings from now on; whether it has something to say already.
     pub(super) fn insert(&self, qp: &Arc<QpShared>, wire: &Arc<Wire>) -> bool {
         let mut list = self.list.lock();
         list.entries.push(Entry { token: qp.token, wire: Arc::clone(wire), qp: Arc::downgrade(qp) });
-        self.counted(&list);
+        self.count.store(list.entries.len(), Ordering::SeqCst);
         wire.sleep();
         shm::settle();
         wire.has_news()
@@ -68,12 +67,7 @@ impl Wires {
             // The last one takes its place. If that was not watched before, its peer has been told to ring, and may.
             list.entries.swap_remove(at);
         }
-        self.counted(&list);
-    }
-
-    fn counted(&self, list: &List) {
         self.count.store(list.entries.len(), Ordering::SeqCst);
-        self.crowded.store(list.entries.len() > WATCHED, Ordering::Relaxed);
     }
 
     /// Of those that are watched, the ones with something to read, or room at last.
