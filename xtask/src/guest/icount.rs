@@ -197,8 +197,7 @@ pub fn run(workspace: &Workspace, args: &Args) -> Result<ExitCode> {
 /// An error when an operation takes more instructions than were accepted.
 pub fn check(workspace: &Workspace) -> Result<(usize, Option<String>)> {
     let setup = Setup::new(workspace, CHECKED)?;
-    // Other steps run beside it.
-    let counted = setup.count(600)?;
+    let counted = setup.count(300)?;
     ensure!(!counted.iter().any(|it| setup.grown(it)), "{}", setup.table(&counted));
     Ok((counted.len(), setup.incomparable()))
 }

@@ -53,8 +53,8 @@ struct Step {
 enum Lane {
     /// Builds in the usual target directory, or nothing.
     Builds,
-    /// Beside those of the first lane, so in target directories of their own: one compiler, or a machine that counts its instructions,
-    /// uses one CPU for most of its time. Whatever has packages installed is here, since only one can.
+    /// Beside those of the first lane, so in target directories of their own: one compiler uses one CPU for most of its time. Of
+    /// these two lanes, whatever has packages installed is here, since only one can.
     Beside,
     /// Afterwards and by itself, since how fast it gets on matters.
     Alone,
@@ -120,12 +120,6 @@ const STEPS: &[Step] = &[
         check: rust::features,
     },
     Step {
-        name: "icount",
-        about: "instructions of small operations over Soft-RoCE, beside what was accepted",
-        lane: Lane::Beside,
-        check: icount,
-    },
-    Step {
         name: "msrv",
         about: "the oldest Rust that Cargo.toml promises compiles it",
         lane: Lane::Beside,
@@ -158,6 +152,12 @@ const STEPS: &[Step] = &[
         about: "PCIe switches, NUMA nodes and an IOMMU, in virtual machines that have them",
         lane: Lane::Alone,
         check: topology,
+    },
+    Step {
+        name: "icount",
+        about: "instructions of small operations over Soft-RoCE, beside what was accepted",
+        lane: Lane::Alone,
+        check: icount,
     },
     Step { name: "tsan", about: "the tests under the thread sanitizer", lane: Lane::Alone, check: dynamic::tsan },
 ];
