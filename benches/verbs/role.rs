@@ -1,7 +1,5 @@
 //! What the two ends do, as a program would that uses the library.
 
-use std::collections::VecDeque;
-
 use anyhow::{Context, Result, ensure};
 use tokio_rdma::op::{OpError, ReadOp, ReceiveOp, WriteOp};
 use tokio_rdma::{Access, Buffer, Connection, ExposedRegion, Listener, ProtectionDomain, RemoteRegion};
@@ -151,48 +149,53 @@ where
     Ok(laps)
 }
 
-/// Futures of one kind, all posted: the oldest is awaited, and its buffer posted anew.
+/// Futures of one kind, all posted: each is awaited in turn, and its buffer posted anew in its place.
 async fn pipelined<F>(spec: &Spec, places: Vec<Place>, post: impl Fn(Buffer, &RemoteRegion) -> F) -> Result<Laps>
 where
-    F: Future<Output = Result<Buffer, OpError<Buffer>>> + Post,
+    F: Future<Output = Result<Buffer, OpError<Buffer>>> + Post + Unpin,
 {
     let mut laps = Laps::start(spec);
-    let (mut in_flight, mut began, mut remotes) = (VecDeque::new(), Vec::new(), Vec::new());
+    let mut under_way = Vec::with_capacity(places.len());
     for (buffer, remote) in places {
-        began.push(now());
-        in_flight.push_back(post(buffer, &remote).posted()?);
-        remotes.push(remote);
+        let (began, mut op) = (now(), post(buffer, &remote));
+        op.try_post()?;
+        under_way.push(UnderWay { op, began, remote });
     }
-    let mut place = 0;
     let mut left = spec.warm_up() + spec.count;
-    while let Some(op) = in_flight.pop_front() {
-        let buffer = op.await?;
-        laps.lap(began[place]);
-        left -= 1;
-        if left >= spec.in_flight {
-            began[place] = now();
-            in_flight.push_back(post(buffer, &remotes[place]).posted()?);
+    while left > 0 {
+        for place in under_way.iter_mut().take(left) {
+            let buffer = (&mut place.op).await?;
+            laps.lap(place.began);
+            left -= 1;
+            if left >= spec.in_flight {
+                place.began = now();
+                place.op = post(buffer, &place.remote);
+                place.op.try_post()?;
+            }
         }
-        place = if place + 1 == spec.in_flight { 0 } else { place + 1 };
     }
     Ok(laps)
 }
 
+struct UnderWay<F> {
+    op: F,
+    began: u64,
+    remote: RemoteRegion,
+}
+
 /// An operation that can be posted before it is awaited.
-trait Post: Sized {
-    fn posted(self) -> Result<Self>;
+trait Post {
+    fn try_post(&mut self) -> tokio_rdma::Result<()>;
 }
 
 impl Post for WriteOp<Buffer> {
-    fn posted(mut self) -> Result<Self> {
-        self.try_post()?;
-        Ok(self)
+    fn try_post(&mut self) -> tokio_rdma::Result<()> {
+        Self::try_post(self)
     }
 }
 
 impl Post for ReadOp<Buffer> {
-    fn posted(mut self) -> Result<Self> {
-        self.try_post()?;
-        Ok(self)
+    fn try_post(&mut self) -> tokio_rdma::Result<()> {
+        Self::try_post(self)
     }
 }

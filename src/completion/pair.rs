@@ -13,7 +13,7 @@ use crate::completion::table::{Effects, Key, Outcome, Refused, Signal, Table, Ti
 use crate::error::{CloseReason, Error};
 use crate::memory::{AnyBuffer, Buffer, BufferPool, ProtectionDomain};
 use crate::provider::{
-    self, Link, PostError, PostErrorKind, QpConfig, ReceiveRequest, RemoteAddress, Seat, SendRequest, SgeList,
+    self, Link, PostError, PostErrorKind, PostOne, QpConfig, ReceiveRequest, RemoteAddress, Seat, SendRequest, SgeList,
     WorkCompletion, WrOp, next_connection_id,
 };
 use crate::sync::{Mutex, MutexGuard};
@@ -230,23 +230,51 @@ impl QueuePair {
         ticket: &mut Option<Ticket>,
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Key, Rejected>> {
+        // Held from taking a slot to posting, so that the table's order is the device's.
+        match &self.device {
+            provider::Qp::Verbs(device) => self.submit_with(device.sender(), fill, inline, owner, ticket, cx),
+            provider::Qp::Soft(device) => {
+                let sender = SoftSender { device, scratch: self.send_post.lock() };
+                self.submit_with(sender, fill, inline, owner, ticket, cx)
+            }
+        }
+    }
+
+    #[inline]
+    fn submit_with(
+        &self,
+        mut sender: impl PostOne,
+        fill: impl FnOnce(&mut WrOp),
+        inline: bool,
+        owner: &mut Option<AnyBuffer>,
+        ticket: &mut Option<Ticket>,
+        cx: Option<&mut Context<'_>>,
+    ) -> Poll<Result<Key, Rejected>> {
         let mut wake = WakeLater::default();
-        let mut scratch = self.send_post.lock();
-        let request = &mut scratch.one;
-        request.sges.clear();
+        let sges = sender.sges();
+        sges.clear();
         if let Some(owner) = owner {
-            owner.push_sges(&mut request.sges);
+            owner.push_sges(sges);
         }
         let key = match self.send.submit(owner, ticket, cx, &mut wake) {
             Poll::Ready(Ok(key)) => key,
-            Poll::Ready(Err(refused)) => return Poll::Ready(Err(refused.into())),
-            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Err(refused)) => {
+                drop(sender);
+                return Poll::Ready(Err(refused.into()));
+            }
+            Poll::Pending => {
+                drop(sender);
+                return Poll::Pending;
+            }
         };
-        fill(&mut request.op);
-        (request.wr_id, request.signaled, request.inline) = (self.wr_id(Side::Send, key), true, inline);
-        match self.device.post_send(std::slice::from_ref(request)) {
-            Ok(()) => Poll::Ready(Ok(key)),
-            Err(error) => Poll::Ready(self.not_posted(Side::Send, key, owner, error, scratch)),
+        let posted = sender.post_one(self.wr_id(Side::Send, key), fill, inline);
+        // Before anybody is woken.
+        match posted {
+            Ok(()) => {
+                drop(sender);
+                Poll::Ready(Ok(key))
+            }
+            Err(error) => Poll::Ready(self.not_posted(Side::Send, key, owner, error, sender)),
         }
     }
 
@@ -282,13 +310,13 @@ impl QueuePair {
 
     /// Takes back what the device refused, under the posting lock still.
     #[cold]
-    fn not_posted<T>(
+    fn not_posted(
         &self,
         side: Side,
         key: Key,
         owner: &mut Option<AnyBuffer>,
         error: PostError,
-        posting: MutexGuard<'_, T>,
+        posting: impl Sized,
     ) -> Result<Key, Rejected> {
         // Accepted after all, if the device says so: it completes, with the error.
         if error.accepted > 0 {
@@ -307,6 +335,7 @@ impl QueuePair {
     pub(crate) fn post_batch(&self, members: &mut Vec<BatchMember>) -> (usize, Option<Rejected>) {
         let places = members.len();
         let mut scratch = self.send_post.lock();
+        let mut sender = self.device.list_sender();
         let list = &mut scratch.list;
         list.clear();
         // The last one posted always has a completion of its own, so that the silent ones before it resolve too.
@@ -326,8 +355,9 @@ impl QueuePair {
                 inline: member.inline,
             });
         }
-        let posted = if list.is_empty() { Ok(()) } else { self.device.post_send(list) };
+        let posted = if list.is_empty() { Ok(()) } else { sender.post(list) };
         list.clear();
+        drop(sender);
         drop(scratch);
         self.queue().follow_up();
         self.send.return_places(places - members.len());
@@ -494,9 +524,29 @@ struct Scratch {
 
 impl Scratch {
     fn new(depth: usize) -> Self {
-        let op = WrOp::Send { imm: None, patience: 0 };
-        let one = SendRequest { wr_id: 0, op, sges: SgeList::new(), signaled: true, inline: false };
+        let one = SendRequest { wr_id: 0, op: WrOp::NOTHING, sges: SgeList::new(), signaled: true, inline: false };
         Self { one, list: Vec::with_capacity(depth) }
+    }
+}
+
+/// Posts to the software device, which has its own lock for that: the order of slots is kept by this one.
+struct SoftSender<'a> {
+    device: &'a provider::soft::Qp,
+    scratch: MutexGuard<'a, Scratch>,
+}
+
+impl PostOne for SoftSender<'_> {
+    #[inline]
+    fn sges(&mut self) -> &mut SgeList {
+        &mut self.scratch.one.sges
+    }
+
+    #[inline]
+    fn post_one(&mut self, wr_id: u64, fill: impl FnOnce(&mut WrOp), inline: bool) -> Result<(), PostError> {
+        let request = &mut self.scratch.one;
+        fill(&mut request.op);
+        (request.wr_id, request.signaled, request.inline) = (wr_id, true, inline);
+        self.device.post_send(std::slice::from_ref(request))
     }
 }
 

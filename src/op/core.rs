@@ -65,7 +65,7 @@ impl Verb {
 
     /// The request as the device takes it. A receive has none.
     pub(crate) fn work_request(&self) -> WrOp {
-        let mut op = WrOp::Send { imm: None, patience: 0 };
+        let mut op = WrOp::NOTHING;
         self.fill(&mut op);
         op
     }

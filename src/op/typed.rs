@@ -119,10 +119,13 @@ impl<B: Operand, O: Engine> Typed<B, O> {
         if let Err(error) = ready!(self.op.poll(cx, &mut done)) {
             return Poll::Ready(Err(error.with(B::from_any)));
         }
-        match (done.owner.and_then(B::from_any), done.outcome) {
-            (Some(buffer), Some(Outcome::Completed(done))) => buffer.land(done, self.op.role(), &mut self.landing, cx),
-            _ => Poll::Ready(Err(OpError::new(wrong_type(&self.op), None))),
+        // One after the other: a pair of them would be put together first.
+        if let Some(Outcome::Completed(completion)) = done.outcome {
+            if let Some(buffer) = done.owner.and_then(B::from_any) {
+                return buffer.land(completion, self.op.role(), &mut self.landing, cx);
+            }
         }
+        Poll::Ready(Err(OpError::new(wrong_type(&self.op), None)))
     }
 
     pub(super) fn try_post(&mut self) -> Result<(), Error> {

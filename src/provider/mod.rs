@@ -64,6 +64,11 @@ pub(crate) enum WrOp {
     },
 }
 
+impl WrOp {
+    /// What a place holds before it is filled.
+    pub(crate) const NOTHING: Self = Self::Send { imm: None, patience: 0 };
+}
+
 /// A work request for the send queue.
 #[derive(Clone, Debug)]
 pub(crate) struct SendRequest {
@@ -637,9 +642,12 @@ impl Qp {
         either!(self, inner => inner.number())
     }
 
-    /// Posts the list with one doorbell.
-    pub(crate) fn post_send(&self, requests: &[SendRequest]) -> std::result::Result<(), PostError> {
-        either!(self, inner => inner.post_send(requests))
+    /// For a list; nobody else posts to the send queue of a NIC meanwhile.
+    pub(crate) fn list_sender(&self) -> ListSender<'_> {
+        match self {
+            Self::Soft(inner) => ListSender::Soft(inner),
+            Self::Verbs(inner) => ListSender::Verbs(inner.sender()),
+        }
     }
 
     pub(crate) fn post_receive(&self, requests: &[ReceiveRequest]) -> std::result::Result<(), PostError> {
@@ -686,6 +694,36 @@ impl Qp {
     /// Its place among the queue pairs of its shared receive queue, which is the caller's from now on.
     pub(crate) fn take_seat(&self) -> Option<Seat> {
         either!(self, inner => inner.take_seat())
+    }
+}
+
+/// The right to post to a send queue, one signaled request at a time.
+pub(crate) trait PostOne {
+    /// Where the entries of the next request go. Whoever fills it clears it first.
+    fn sges(&mut self) -> &mut SgeList;
+
+    /// Posts it. `fill` puts the operation where it belongs: handed over, it would be copied once more.
+    fn post_one(
+        &mut self,
+        wr_id: u64,
+        fill: impl FnOnce(&mut WrOp),
+        inline: bool,
+    ) -> std::result::Result<(), PostError>;
+}
+
+/// The same for a list.
+pub(crate) enum ListSender<'a> {
+    Soft(&'a soft::Qp),
+    Verbs(verbs::Sender<'a>),
+}
+
+impl ListSender<'_> {
+    /// Posts the list with one doorbell.
+    pub(crate) fn post(&mut self, requests: &[SendRequest]) -> std::result::Result<(), PostError> {
+        match self {
+            Self::Soft(inner) => inner.post_send(requests),
+            Self::Verbs(inner) => inner.post_list(requests),
+        }
     }
 }
 

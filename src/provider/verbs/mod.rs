@@ -39,7 +39,7 @@ pub(crate) use self::device::{Context, devices};
 #[cfg(feature = "async-rdma")]
 pub(crate) use self::foreign::ForeignPair;
 pub(crate) use self::memory::{Grant, Mr, Pd};
-pub(crate) use self::pair::Qp;
+pub(crate) use self::pair::{Qp, Sender};
 pub(crate) use self::queue::Cq;
 pub(crate) use self::rendezvous::Rendezvous;
 pub(crate) use self::srq::Srq;

@@ -13,8 +13,10 @@ use super::queue::{Cq, CqInner, Failures};
 use super::srq::SrqInner;
 use super::{hints, sys, timers};
 use crate::error::{CloseReason, Result};
-use crate::provider::{PostError, QpConfig, QpCounters, ReceiveRequest, Seat, SendRequest, Srq, WrOp, mixed};
-use crate::sync::Mutex;
+use crate::provider::{
+    PostError, PostOne, QpConfig, QpCounters, ReceiveRequest, Seat, SendRequest, SgeList, Srq, WrOp, mixed,
+};
+use crate::sync::{Mutex, MutexGuard};
 
 /// How long closing a connection may take for the sake of a receive that it has taken from a shared queue.
 const LAST_RECEIVE: Duration = Duration::from_millis(20);
@@ -218,10 +220,10 @@ impl Qp {
         self.state.number
     }
 
+    /// Nobody else posts to the send queue while that is there.
     #[inline]
-    pub(crate) fn post_send(&self, requests: &[SendRequest]) -> std::result::Result<(), PostError> {
-        self.state.check()?;
-        self.send.lock().post(requests)
+    pub(crate) fn sender(&self) -> Sender<'_> {
+        Sender { queue: self.send.lock(), state: &self.state }
     }
 
     /// Posts the place for the peer's greeting. It belongs to the queue pair until [`greeted_by`](Self::greeted_by).
@@ -364,6 +366,40 @@ impl Qp {
     /// The devices count these per port, not per queue pair.
     pub(crate) fn counters(&self) -> QpCounters {
         QpCounters::default()
+    }
+}
+
+/// The right to post to a send queue.
+#[derive(Debug)]
+pub(crate) struct Sender<'a> {
+    queue: MutexGuard<'a, SendQueue>,
+    state: &'a PairState,
+}
+
+impl Sender<'_> {
+    pub(crate) fn post_list(&mut self, requests: &[SendRequest]) -> std::result::Result<(), PostError> {
+        self.state.check()?;
+        self.queue.post(requests)
+    }
+}
+
+impl PostOne for Sender<'_> {
+    #[inline]
+    fn sges(&mut self) -> &mut SgeList {
+        &mut self.queue.sges
+    }
+
+    #[inline]
+    fn post_one(
+        &mut self,
+        wr_id: u64,
+        fill: impl FnOnce(&mut WrOp),
+        inline: bool,
+    ) -> std::result::Result<(), PostError> {
+        self.state.check()?;
+        let mut op = WrOp::NOTHING;
+        fill(&mut op);
+        self.queue.post_one(wr_id, op, inline)
     }
 }
 

@@ -31,6 +31,8 @@ impl PostError {
 pub(super) struct SendQueue {
     pair: Option<NonNull<sys::ibv_qp>>,
     list: List<sys::ibv_send_wr>,
+    /// Of the next single request.
+    pub(super) sges: SgeList,
 }
 
 /// The receive queue of a queue pair, or one that several share; as [`SendQueue`].
@@ -140,33 +142,37 @@ impl Request for sys::ibv_recv_wr {
 
 impl SendQueue {
     pub(super) fn new(pair: NonNull<sys::ibv_qp>, depth: u32, longest: u32) -> Self {
-        Self { pair: Some(pair), list: List::new(depth as usize, longest) }
+        Self { pair: Some(pair), list: List::new(depth as usize, longest), sges: SgeList::new() }
     }
 
     pub(super) fn close(&mut self) {
         self.pair = None;
     }
 
-    pub(super) fn post(&mut self, requests: &[SendRequest]) -> Result<(), PostError> {
+    /// Posts one request with the entries in `sges`: nearly all are such, and built where they stand, without the list.
+    #[inline]
+    pub(super) fn post_one(&mut self, wr_id: u64, op: WrOp, inline: bool) -> Result<(), PostError> {
         let Some(pair) = self.pair else { return Err(PostError::closed(CloseReason::Local)) };
-        match requests {
-            [] => Ok(()),
-            // Nearly all: built where it stands, without the list.
-            [request] if request.sges.len() <= FEW => {
-                let mut entries = FewEntries::room();
-                entries.fill(&request.sges, self.list.longest);
-                let (mut wr, mut bad) = (translate(request), ptr::null_mut());
-                wr.link(ptr::null_mut(), entries.first(), request.sges.len() as i32);
-                // SAFETY: as for a list; of the entries, as many are written as the request has.
-                let returned = unsafe { sys::ibv_post_send(pair.as_ptr(), &raw mut wr, &raw mut bad) };
-                posted(returned, || 0)
-            }
-            _ => self.post_list(pair, requests),
+        if self.sges.len() > FEW {
+            let sges = std::mem::take(&mut self.sges);
+            return self.post(&[SendRequest { wr_id, op, sges, signaled: true, inline }]);
         }
+        let mut entries = FewEntries::room();
+        entries.fill(&self.sges, self.list.longest);
+        let (mut wr, mut bad) = (work_request(wr_id, op, true, inline), ptr::null_mut());
+        wr.link(ptr::null_mut(), entries.first(), self.sges.len() as i32);
+        // SAFETY: as for a list; of the entries, as many are written as the request has.
+        let returned = unsafe { sys::ibv_post_send(pair.as_ptr(), &raw mut wr, &raw mut bad) };
+        posted(returned, || 0)
     }
 
+    /// Posts the list with one doorbell.
     #[inline(never)]
-    fn post_list(&mut self, pair: NonNull<sys::ibv_qp>, requests: &[SendRequest]) -> Result<(), PostError> {
+    pub(super) fn post(&mut self, requests: &[SendRequest]) -> Result<(), PostError> {
+        let Some(pair) = self.pair else { return Err(PostError::closed(CloseReason::Local)) };
+        if requests.is_empty() {
+            return Ok(());
+        }
         let first = self.list.build(requests, |request| &request.sges, translate);
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is live by the invariant; the list is whole. Whoever posts keeps the memory that it names
@@ -264,19 +270,24 @@ fn translate_receive(request: &ReceiveRequest) -> sys::ibv_recv_wr {
     sys::ibv_recv_wr { wr_id: request.wr_id, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 }
 }
 
-/// Everything but the list and the entries.
 fn translate(request: &SendRequest) -> sys::ibv_send_wr {
+    work_request(request.wr_id, request.op, request.signaled, request.inline)
+}
+
+/// Everything but the list and the entries.
+#[inline(always)]
+fn work_request(wr_id: u64, op: WrOp, signaled: bool, inline: bool) -> sys::ibv_send_wr {
     // SAFETY: integers and pointers, of which zero is a value.
     let mut wr: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
-    wr.wr_id = request.wr_id;
-    if request.signaled {
+    wr.wr_id = wr_id;
+    if signaled {
         wr.send_flags |= sys::IBV_SEND_SIGNALED;
     }
-    if request.inline {
+    if inline {
         wr.send_flags |= sys::IBV_SEND_INLINE;
     }
     let with = |imm: Option<u32>, plain, immediate| if imm.is_some() { immediate } else { plain };
-    match request.op {
+    match op {
         WrOp::Send { imm, .. } => {
             wr.opcode = with(imm, sys::IBV_WR_SEND, sys::IBV_WR_SEND_WITH_IMM);
             wr.__bindgen_anon_1.imm_data = imm.unwrap_or(0).to_be();
