@@ -13,8 +13,8 @@ use crate::completion::table::{Effects, Key, Outcome, Refused, Signal, Table, Ti
 use crate::error::{CloseReason, Error};
 use crate::memory::{AnyBuffer, Buffer, BufferPool, ProtectionDomain};
 use crate::provider::{
-    self, Link, PostError, PostErrorKind, PostOne, QpConfig, ReceiveRequest, RemoteAddress, Seat, SendRequest, SgeList,
-    WorkCompletion, WrOp, next_connection_id,
+    self, Link, PostError, PostErrorKind, PostOne, QpConfig, ReceiveRequest, RemoteAddress, Seat, SendRequest, Sge,
+    SgeList, WorkCompletion, WrOp, next_connection_id,
 };
 use crate::sync::{Mutex, MutexGuard};
 
@@ -251,10 +251,11 @@ impl QueuePair {
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Key, Rejected>> {
         let mut wake = WakeLater::default();
-        let sges = sender.sges();
-        sges.clear();
         if let Some(owner) = owner {
-            owner.push_sges(sges);
+            match owner.only_sge() {
+                Some(entry) => sender.set_entry(entry),
+                None => owner.push_sges(sender.sges()),
+            }
         }
         let key = match self.send.submit(owner, ticket, cx, &mut wake) {
             Poll::Ready(Ok(key)) => key,
@@ -537,8 +538,17 @@ struct SoftSender<'a> {
 
 impl PostOne for SoftSender<'_> {
     #[inline]
+    fn set_entry(&mut self, entry: Option<Sge>) {
+        let sges = &mut self.scratch.one.sges;
+        sges.clear();
+        sges.extend(entry);
+    }
+
+    #[inline]
     fn sges(&mut self) -> &mut SgeList {
-        &mut self.scratch.one.sges
+        let sges = &mut self.scratch.one.sges;
+        sges.clear();
+        sges
     }
 
     #[inline]

@@ -127,8 +127,16 @@ impl CompletionQueue {
 
     /// After posting one-sided operations without waiting for them: finds those that are done already. A driver that sleeps
     /// is woken only if there is more to do.
+    #[inline]
     pub(crate) fn follow_up(&self) {
-        if self.device.lives_in_memory() && !self.kick.awake() {
+        if self.device.lives_in_memory() {
+            self.follow_up_in_memory();
+        }
+    }
+
+    #[inline(never)]
+    fn follow_up_in_memory(&self) {
+        if !self.kick.awake() {
             let looked = self.look_unless_busy().is_some();
             if !looked || self.device.take_worked() {
                 self.kick.wake();

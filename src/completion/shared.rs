@@ -153,7 +153,9 @@ impl SharedQueue {
             Ok(()) => Poll::Ready(Ok(key)),
             Err(PostError { accepted: 1.., .. }) => Poll::Ready(Ok(key)),
             Err(error) => {
-                *owner = self.receive.retract(key, &mut wake);
+                let mut wake_as_well = WakeLater::default();
+                *owner = self.receive.retract(key, &mut wake_as_well);
+                drop(request);
                 Poll::Ready(Err(error.kind.into()))
             }
         }

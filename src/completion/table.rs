@@ -109,16 +109,16 @@ pub(crate) enum Abandoned<B> {
 }
 
 /// Wakes whoever is in it when it is dropped: declare it before a guard, and it acts after the guard.
-/// Posting adds one at most, and undoing it another.
+/// One for posting, which adds one at most, and one for undoing that.
 #[derive(Debug, Default)]
-pub(crate) struct WakeLater([Option<Waker>; 2]);
+pub(crate) struct WakeLater(Option<Waker>);
 
 impl WakeLater {
     #[inline]
     fn add(&mut self, waker: Option<Waker>) {
         if waker.is_some() {
-            let [first, second] = &mut self.0;
-            *(if first.is_none() { first } else { second }) = waker;
+            debug_assert!(self.0.is_none());
+            wake(std::mem::replace(&mut self.0, waker));
         }
     }
 }
@@ -126,7 +126,7 @@ impl WakeLater {
 impl Drop for WakeLater {
     #[inline]
     fn drop(&mut self) {
-        self.0.iter_mut().for_each(|waker| wake(waker.take()));
+        wake(self.0.take());
     }
 }
 
@@ -513,18 +513,15 @@ impl<B> Table<B> {
     }
 
     /// The same, into a place of the caller's that is empty, and stays so for a key that no operation has any more.
+    #[inline(never)]
     pub(crate) fn take_done(&self, key: Key, cx: Option<&mut Context<'_>>, done: &mut Done<B>) -> Poll<()> {
         let mut state = self.state.lock();
+        if state.take_done(key, done) {
+            return Poll::Ready(());
+        }
         let Some(slot) = state.slot(key) else { return Poll::Ready(()) };
         match slot.phase {
-            Phase::Done => {
-                put(&mut done.owner, slot.owner.take());
-                put(&mut done.outcome, slot.outcome.take());
-                slot.vacate();
-                state.free.push(key.index);
-                Poll::Ready(())
-            }
-            Phase::Free => Poll::Ready(()),
+            Phase::Done | Phase::Free => Poll::Ready(()),
             Phase::Parked | Phase::Posted | Phase::Abandoned => {
                 let replaced = cx.and_then(|cx| set_waker(&mut slot.waker, cx));
                 drop(state);
@@ -532,6 +529,12 @@ impl<B> Table<B> {
                 Poll::Pending
             }
         }
+    }
+
+    /// The same for one that is done, as nearly all are that are asked again.
+    #[inline(always)]
+    pub(crate) fn take_if_done(&self, key: Key, done: &mut Done<B>) -> bool {
+        self.state.lock().take_done(key, done)
     }
 
     /// Whether the operation has ended, without taking anything; registers the waker otherwise.
@@ -711,13 +714,23 @@ impl<B> State<B> {
         sequence
     }
 
+    #[inline(always)]
+    fn take_done(&mut self, key: Key, done: &mut Done<B>) -> bool {
+        let Some(slot) = self.slot(key).filter(|slot| slot.phase == Phase::Done) else { return false };
+        put(&mut done.owner, slot.owner.take());
+        put(&mut done.outcome, slot.outcome.take());
+        slot.vacate();
+        self.free.push(key.index);
+        true
+    }
+
     /// Frees a slot whose owner was taken out.
     fn release(&mut self, index: u32) {
         self.slots[index as usize].vacate();
         self.free.push(index);
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete(&mut self, key: Key, completion: &WorkCompletion, effects: &mut Effects<B>) {
         if !self.silent.is_empty() {
             self.complete_silent(key, completion, effects);

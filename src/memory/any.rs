@@ -4,7 +4,7 @@ use super::piece::Piece;
 use super::{Buffer, SgList, SgSegment, SharedBuffer};
 use crate::error::{Error, Operation, Result};
 use crate::op::role::Role;
-use crate::provider::SgeList;
+use crate::provider::{Sge, SgeList};
 
 /// The memory of one operation, or none. Moves without allocating, whatever is inside.
 ///
@@ -30,6 +30,15 @@ impl AnyBuffer {
         };
         if let Some(entry) = entry {
             sges.push(entry);
+        }
+    }
+
+    /// The entry of a buffer that is in one piece, or that it has none as it is empty; `None` for the others.
+    #[inline]
+    pub(crate) fn only_sge(&self) -> Option<Option<Sge>> {
+        match self {
+            Self::Buffer(buffer) => Some(buffer.piece().sge()),
+            _ => None,
         }
     }
 

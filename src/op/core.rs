@@ -390,18 +390,19 @@ impl Op {
 
     /// Checks and posts, unless that was done. After an error it can be tried again, with the same result.
     fn advance(&mut self, cx: Option<&mut Context<'_>>) -> Poll<Result<(), Error>> {
-        let mut ticket = match self.state {
-            State::New { .. } => {
-                if let Some(buffer) = &self.buffer {
-                    if let Err(error) = self.verb.check(buffer, &self.pair) {
-                        return Poll::Ready(Err(error));
-                    }
+        let mut ticket = if let State::New { .. } = self.state {
+            if let Some(buffer) = &self.buffer {
+                if let Err(error) = self.verb.check(buffer, &self.pair) {
+                    return Poll::Ready(Err(error));
                 }
-                None
             }
-            State::Waiting(ticket) => ticket,
-            State::Posted(_) => return Poll::Ready(Ok(())),
-            State::Finished => return Poll::Ready(Err(self.polled_after_end())),
+            None
+        } else {
+            match self.state {
+                State::Waiting(ticket) => ticket,
+                State::Posted(_) => return Poll::Ready(Ok(())),
+                State::New { .. } | State::Finished => return Poll::Ready(Err(self.polled_after_end())),
+            }
         };
         let had_ticket = ticket.is_some();
         let posted = match &self.verb {
@@ -415,19 +416,29 @@ impl Op {
                 self.pair.submit_send(|op| verb.fill(op), inline, &mut self.buffer, &mut ticket, cx)
             }
         };
+        match posted {
+            Poll::Ready(Ok(key)) => {
+                self.state = State::Posted(key);
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(rejected)) => {
+                self.state = State::Waiting(ticket);
+                Poll::Ready(Err(rejected.into_error(self.operation())))
+            }
+            Poll::Pending => {
+                self.wait_for_slot(ticket, had_ticket);
+                Poll::Pending
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn wait_for_slot(&mut self, ticket: Option<Ticket>, had_ticket: bool) {
         self.state = State::Waiting(ticket);
         if ticket.is_some() && !had_ticket {
             self.pair.counters.slot_waits.fetch_add(1, Ordering::Relaxed);
             self.pair.queue().meters.slot_wait();
             tracing::trace!(qp = self.pair.number(), "queue full: an operation waits for a slot");
-        }
-        match posted {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Ok(key)) => {
-                self.state = State::Posted(key);
-                Poll::Ready(Ok(()))
-            }
-            Poll::Ready(Err(rejected)) => Poll::Ready(Err(rejected.into_error(self.operation()))),
         }
     }
 
@@ -587,7 +598,7 @@ fn poll_looking(
     cx: &mut Context<'_>,
     done: &mut Done<AnyBuffer>,
 ) -> Poll<()> {
-    if !fresh && table.take_done(key, None, done).is_ready() {
+    if !fresh && table.take_if_done(key, done) {
         return Poll::Ready(());
     }
     queue.look();

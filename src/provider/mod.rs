@@ -699,7 +699,10 @@ impl Qp {
 
 /// The right to post to a send queue, one signaled request at a time.
 pub(crate) trait PostOne {
-    /// Where the entries of the next request go. Whoever fills it clears it first.
+    /// The only entry of the next request, or that it has none.
+    fn set_entry(&mut self, entry: Option<Sge>);
+
+    /// Where its entries go instead if there may be several: an empty list.
     fn sges(&mut self) -> &mut SgeList;
 
     /// Posts it. `fill` puts the operation where it belongs: handed over, it would be copied once more.

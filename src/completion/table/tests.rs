@@ -255,9 +255,9 @@ mod plain {
             })
             .collect();
         // Both leave at once, as when the device refuses one that the table had let in.
-        let mut wake = WakeLater::default();
-        assert_eq!(table.retract(first, &mut wake), Some(0));
-        assert_eq!(table.retract(second, &mut wake), Some(1));
+        let mut wake = [WakeLater::default(), WakeLater::default()];
+        assert_eq!(table.retract(first, &mut wake[0]), Some(0));
+        assert_eq!(table.retract(second, &mut wake[1]), Some(1));
         drop(wake);
         assert_eq!(line[0].0.load(Ordering::SeqCst), 1, "the first in line was not told");
     }

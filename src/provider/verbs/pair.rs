@@ -14,7 +14,7 @@ use super::srq::SrqInner;
 use super::{hints, sys, timers};
 use crate::error::{CloseReason, Result};
 use crate::provider::{
-    PostError, PostOne, QpConfig, QpCounters, ReceiveRequest, Seat, SendRequest, SgeList, Srq, WrOp, mixed,
+    PostError, PostOne, QpConfig, QpCounters, ReceiveRequest, Seat, SendRequest, Sge, SgeList, Srq, WrOp, mixed,
 };
 use crate::sync::{Mutex, MutexGuard};
 
@@ -385,11 +385,15 @@ impl Sender<'_> {
 
 impl PostOne for Sender<'_> {
     #[inline]
-    fn sges(&mut self) -> &mut SgeList {
-        &mut self.queue.sges
+    fn set_entry(&mut self, entry: Option<Sge>) {
+        self.queue.set_entry(entry);
     }
 
-    #[inline]
+    fn sges(&mut self) -> &mut SgeList {
+        self.queue.sges()
+    }
+
+    #[inline(always)]
     fn post_one(
         &mut self,
         wr_id: u64,
@@ -397,9 +401,7 @@ impl PostOne for Sender<'_> {
         inline: bool,
     ) -> std::result::Result<(), PostError> {
         self.state.check()?;
-        let mut op = WrOp::NOTHING;
-        fill(&mut op);
-        self.queue.post_one(wr_id, op, inline)
+        self.queue.post_one(wr_id, fill, inline)
     }
 }
 

@@ -31,8 +31,23 @@ impl PostError {
 pub(super) struct SendQueue {
     pair: Option<NonNull<sys::ibv_qp>>,
     list: List<sys::ibv_send_wr>,
-    /// Of the next single request.
-    pub(super) sges: SgeList,
+    one: One,
+}
+
+/// The next single request, in its place: what an operation does not use keeps what an earlier one left there.
+struct One {
+    wr: sys::ibv_send_wr,
+    entries: [sys::ibv_sge; FEW],
+    /// How many of those, or more than there is room for if it has a list.
+    count: usize,
+    /// For more entries than there are places.
+    sges: SgeList,
+}
+
+impl std::fmt::Debug for One {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("One").field("count", &self.count).field("sges", &self.sges.len()).finish_non_exhaustive()
+    }
 }
 
 /// The receive queue of a queue pair, or one that several share; as [`SendQueue`].
@@ -142,28 +157,59 @@ impl Request for sys::ibv_recv_wr {
 
 impl SendQueue {
     pub(super) fn new(pair: NonNull<sys::ibv_qp>, depth: u32, longest: u32) -> Self {
-        Self { pair: Some(pair), list: List::new(depth as usize, longest), sges: SgeList::new() }
+        let entries = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; FEW];
+        let one = One { wr: blank(), entries, count: 0, sges: SgeList::new() };
+        Self { pair: Some(pair), list: List::new(depth as usize, longest), one }
     }
 
     pub(super) fn close(&mut self) {
         self.pair = None;
     }
 
-    /// Posts one request with the entries in `sges`: nearly all are such, and built where they stand, without the list.
+    /// The entry of the next single request, or that it has none.
     #[inline]
-    pub(super) fn post_one(&mut self, wr_id: u64, op: WrOp, inline: bool) -> Result<(), PostError> {
-        let Some(pair) = self.pair else { return Err(PostError::closed(CloseReason::Local)) };
-        if self.sges.len() > FEW {
-            let sges = std::mem::take(&mut self.sges);
-            return self.post(&[SendRequest { wr_id, op, sges, signaled: true, inline }]);
+    pub(super) fn set_entry(&mut self, entry: Option<Sge>) {
+        self.one.count = usize::from(entry.is_some());
+        if let Some(entry) = entry {
+            self.one.entries[0] = translate_entry(&entry, self.list.longest);
         }
-        let mut entries = FewEntries::room();
-        entries.fill(&self.sges, self.list.longest);
-        let (mut wr, mut bad) = (work_request(wr_id, op, true, inline), ptr::null_mut());
-        wr.link(ptr::null_mut(), entries.first(), self.sges.len() as i32);
-        // SAFETY: as for a list; of the entries, as many are written as the request has.
-        let returned = unsafe { sys::ibv_post_send(pair.as_ptr(), &raw mut wr, &raw mut bad) };
+    }
+
+    /// Its entries, where there may be several: an empty list to be filled.
+    pub(super) fn sges(&mut self) -> &mut SgeList {
+        self.one.count = usize::MAX;
+        self.one.sges.clear();
+        &mut self.one.sges
+    }
+
+    /// Posts one request with the entries that were set: nearly all are such, and built where they stand, without the list.
+    #[inline(always)]
+    pub(super) fn post_one(&mut self, wr_id: u64, fill: impl FnOnce(&mut WrOp), inline: bool) -> Result<(), PostError> {
+        let one = &mut self.one;
+        let Some(pair) = self.pair.filter(|_| one.count <= FEW) else {
+            return self.post_less_simply(wr_id, fill, inline);
+        };
+        let mut op = WrOp::NOTHING;
+        fill(&mut op);
+        // At once, so that which operation it is need not be asked again.
+        describe(&mut one.wr, wr_id, op, true, inline);
+        let mut bad = ptr::null_mut();
+        one.wr.link(ptr::null_mut(), one.entries.as_mut_ptr(), one.count as i32);
+        // SAFETY: as for a list; the request has no more entries than there are.
+        let returned = unsafe { sys::ibv_post_send(pair.as_ptr(), &raw mut one.wr, &raw mut bad) };
         posted(returned, || 0)
+    }
+
+    #[inline(never)]
+    fn post_less_simply(&mut self, wr_id: u64, fill: impl FnOnce(&mut WrOp), inline: bool) -> Result<(), PostError> {
+        let mut op = WrOp::NOTHING;
+        fill(&mut op);
+        let sges = std::mem::take(&mut self.one.sges);
+        let request = SendRequest { wr_id, op, sges, signaled: true, inline };
+        let posted = self.post(std::slice::from_ref(&request));
+        // With the room that it has got.
+        self.one.sges = request.sges;
+        posted
     }
 
     /// Posts the list with one doorbell.
@@ -271,18 +317,21 @@ fn translate_receive(request: &ReceiveRequest) -> sys::ibv_recv_wr {
 }
 
 fn translate(request: &SendRequest) -> sys::ibv_send_wr {
-    work_request(request.wr_id, request.op, request.signaled, request.inline)
+    let mut wr = blank();
+    describe(&mut wr, request.wr_id, request.op, request.signaled, request.inline);
+    wr
+}
+
+fn blank() -> sys::ibv_send_wr {
+    // SAFETY: integers and pointers, of which zero is a value.
+    unsafe { std::mem::zeroed() }
 }
 
 /// Everything but the list and the entries.
 #[inline(always)]
-fn work_request(wr_id: u64, op: WrOp, signaled: bool, inline: bool) -> sys::ibv_send_wr {
-    // SAFETY: integers and pointers, of which zero is a value.
-    let mut wr: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+fn describe(wr: &mut sys::ibv_send_wr, wr_id: u64, op: WrOp, signaled: bool, inline: bool) {
     wr.wr_id = wr_id;
-    if signaled {
-        wr.send_flags |= sys::IBV_SEND_SIGNALED;
-    }
+    wr.send_flags = if signaled { sys::IBV_SEND_SIGNALED } else { 0 };
     if inline {
         wr.send_flags |= sys::IBV_SEND_INLINE;
     }
@@ -322,7 +371,6 @@ fn work_request(wr_id: u64, op: WrOp, signaled: bool, inline: bool) -> sys::ibv_
             };
         }
     }
-    wr
 }
 
 #[cfg(test)]

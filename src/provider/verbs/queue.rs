@@ -276,6 +276,10 @@ fn failed(status: u32) -> WcStatus {
 fn translate(completion: &sys::ibv_wc, status: WcStatus) -> WorkCompletion {
     // Of a failed completion only the id, the status, the queue pair and the vendor's code mean something.
     let success = status == WcStatus::Success;
+    if success && completion.opcode & sys::IBV_WC_RECV == 0 {
+        // A request has no more to tell.
+        return WorkCompletion { wr_id: completion.wr_id, source: completion.qp_num, ..WorkCompletion::default() };
+    }
     let immediate = success && completion.wc_flags & sys::IBV_WC_WITH_IMM != 0;
     WorkCompletion {
         wr_id: completion.wr_id,
