@@ -51,6 +51,8 @@ pub enum Exchange {
     OneWay { size: usize },
     /// As many messages as go, with many under way.
     Sends { size: usize },
+    /// As `Sends`, posted by the batch.
+    BatchedSends { size: usize },
     /// A write of eight bytes there and one back, of which half counts. Each side looks at its exposed memory until it sees them.
     WriteSeen,
     /// One write after the other.

@@ -127,7 +127,7 @@ impl Row {
             Exchange::OneWay { .. } | Exchange::WriteSeen => "us, one way",
             Exchange::Read { .. } | Exchange::ReadAtOnce { .. } | Exchange::SingleWrite { .. } => "us",
             Exchange::Write { .. } | Exchange::SameWrite { .. } => "MB/s",
-            Exchange::Sends { .. } => "M/s",
+            Exchange::Sends { .. } | Exchange::BatchedSends { .. } => "M/s",
             Exchange::Idle => "% of a CPU",
         }
     }
@@ -153,7 +153,8 @@ impl Row {
     pub fn pace(&self, quick: bool) -> Pace {
         let milliseconds = match (self.exchange, quick) {
             (Exchange::Idle, false) => 2000,
-            (Exchange::Write { .. } | Exchange::SameWrite { .. } | Exchange::Sends { .. }, false) => 350,
+            (Exchange::Write { .. } | Exchange::SameWrite { .. }, false) => 350,
+            (Exchange::Sends { .. } | Exchange::BatchedSends { .. }, false) => 350,
             (_, false) => 150,
             (_, true) => 20,
         };

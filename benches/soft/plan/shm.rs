@@ -27,8 +27,10 @@ fn messages(rows: &mut Rows) {
     }
     let (long, ucx) = (Exchange::OneWay { size: 64 << 10 }, Peer::Ucx(Test::POSIX_CMA_TAG_LAT));
     add("send 64 KiB shm, UCX", long, Mode::Adaptive, ucx, Some(Aim::RatioAtMost(1.0, 0.0)));
-    let (many, ucx) = (Exchange::Sends { size: 8 }, Peer::Ucx(Test::POSIX_AM_BW));
+    let (many, batched) = (Exchange::Sends { size: 8 }, Exchange::BatchedSends { size: 8 });
+    let ucx = Peer::Ucx(Test::POSIX_AM_BW);
     add("pipelined sends 8 B shm, UCX", many, Mode::Adaptive, ucx, Some(Aim::ValueAtLeast(3.0)));
+    add("batched sends 8 B shm, UCX", batched, Mode::Adaptive, ucx, None);
 }
 
 fn one_sided(rows: &mut Rows) {

@@ -25,7 +25,7 @@ pub async fn serve(job: &Job, mode: Mode, at: &Address) -> Result<Usage> {
     let exposed = exposed_len(&job.exchange).map(|len| expose(&domain, len)).transpose()?;
     let listener = Listener::builder(&domain).connections(|connection| {
         let connection = match job.exchange {
-            Exchange::Sends { .. } => connection.receive_depth(messages::RECEIVES),
+            Exchange::Sends { .. } | Exchange::BatchedSends { .. } => connection.receive_depth(messages::RECEIVES),
             _ => connection,
         };
         match &exposed {
@@ -39,7 +39,7 @@ pub async fn serve(job: &Job, mode: Mode, at: &Address) -> Result<Usage> {
     let meter = Meter::start()?;
     match (job.exchange, &exposed) {
         (Exchange::RoundTrip { size } | Exchange::OneWay { size }, _) => messages::echo(&connection, size).await?,
-        (Exchange::Sends { size }, _) => messages::take(&connection, size).await?,
+        (Exchange::Sends { size } | Exchange::BatchedSends { size }, _) => messages::take(&connection, size).await?,
         (Exchange::Idle, _) => return idle(&connection, &job.pace).await,
         (Exchange::WriteSeen, Some(region)) => one_sided::answer_writes(&connection, region).await?,
         (
@@ -68,6 +68,7 @@ pub async fn measure(job: &Job, mode: Mode, at: &Address) -> Result<Found> {
         (Exchange::RoundTrip { size }, _) => messages::round_trips(&connection, size, 1, pace).await,
         (Exchange::OneWay { size }, _) => messages::round_trips(&connection, size, 2, pace).await,
         (Exchange::Sends { size }, _) => messages::sends(&connection, size, pace).await,
+        (Exchange::BatchedSends { size }, _) => messages::batched_sends(&connection, size, pace).await,
         (Exchange::Write { chunk }, _) => one_sided::writes(&connection, chunk, pace).await,
         (Exchange::SameWrite { chunk }, _) => one_sided::same_writes(&connection, chunk, pace).await,
         (Exchange::SingleWrite { size }, _) => one_sided::single_writes(&connection, size, pace).await,
@@ -90,7 +91,8 @@ fn exposed_len(exchange: &Exchange) -> Option<usize> {
         | Exchange::Read { size: len }
         | Exchange::ReadAtOnce { size: len } => Some(len),
         Exchange::WriteSeen => Some(one_sided::WORD),
-        Exchange::RoundTrip { .. } | Exchange::OneWay { .. } | Exchange::Sends { .. } | Exchange::Idle => None,
+        Exchange::RoundTrip { .. } | Exchange::OneWay { .. } => None,
+        Exchange::Sends { .. } | Exchange::BatchedSends { .. } | Exchange::Idle => None,
     }
 }
 

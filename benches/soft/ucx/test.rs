@@ -61,6 +61,7 @@ impl Test {
         let size = match *exchange {
             Exchange::OneWay { size }
             | Exchange::Sends { size }
+            | Exchange::BatchedSends { size }
             | Exchange::Read { size }
             | Exchange::ReadAtOnce { size }
             | Exchange::SameWrite { chunk: size } => size,
@@ -97,7 +98,7 @@ impl Test {
         match *exchange {
             _ if !self.is_rate() => Ok(1.0),
             Exchange::SameWrite { chunk } => Ok(chunk as f64 / 1e6),
-            Exchange::Sends { .. } => Ok(1e-6),
+            Exchange::Sends { .. } | Exchange::BatchedSends { .. } => Ok(1e-6),
             other => bail!("{other:?} is no rate"),
         }
     }

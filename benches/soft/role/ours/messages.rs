@@ -54,8 +54,15 @@ pub async fn echo(connection: &Connection, size: usize) -> Result<()> {
 }
 
 pub async fn sends(connection: &Connection, size: usize, pace: &Pace) -> Result<Found> {
-    let spare = (0..SENDS).map(|_| connection.domain().alloc(size)).collect::<Result<_, _>>()?;
-    rate(pace, WARM_UP, 1e-6, Sends { connection, spare }).await
+    rate(pace, WARM_UP, 1e-6, Sends { connection, spare: buffers(connection, size)? }).await
+}
+
+pub async fn batched_sends(connection: &Connection, size: usize, pace: &Pace) -> Result<Found> {
+    rate(pace, WARM_UP, 1e-6, BatchedSends { connection, spare: buffers(connection, size)? }).await
+}
+
+fn buffers(connection: &Connection, size: usize) -> Result<Vec<Buffer>> {
+    Ok((0..SENDS).map(|_| connection.domain().alloc(size)).collect::<Result<_, _>>()?)
 }
 
 struct Sends<'a> {
@@ -74,6 +81,33 @@ impl Push for Sends<'_> {
             let mut send = self.connection.send(buffer);
             send.try_post()?;
             in_flight.push_back(send);
+        }
+        for send in in_flight {
+            self.spare.push(send.await?);
+        }
+        Ok(())
+    }
+}
+
+struct BatchedSends<'a> {
+    connection: &'a Connection,
+    spare: Vec<Buffer>,
+}
+
+impl Push for BatchedSends<'_> {
+    /// One half is on its way while the other is posted.
+    async fn push(&mut self, messages: u64) -> Result<()> {
+        let mut in_flight = VecDeque::<SendOp<Buffer>>::with_capacity(SENDS);
+        let mut left = messages as usize;
+        while left > 0 {
+            let count = left.min(SENDS / 2);
+            while self.spare.len() < count {
+                self.spare.push(in_flight.pop_front().expect("either spare or on its way").await?);
+            }
+            let mut batch = self.connection.batch();
+            in_flight.extend(self.spare.drain(..count).map(|buffer| batch.send(buffer)));
+            batch.post().await?;
+            left -= count;
         }
         for send in in_flight {
             self.spare.push(send.await?);
