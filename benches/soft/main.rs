@@ -40,7 +40,7 @@ const AFTER_HELP: &str =
     "Peers that are other programs are found by PATH, and their rows told as skipped where they are not:
   ucx_perftest     UCX's benchmark (Debian: ucx-utils)
   iceoryx2-peer    peers/iceoryx2 (`cargo xtask bench soft --iceoryx2` builds it)
-Two CPUs are the first two that this process may use: `taskset` chooses others, on two cores for instance.";
+All run on the first two CPUs that this process may use. `taskset` chooses others, where those are threads of one core.";
 
 #[derive(Parser)]
 #[command(name = "soft", about, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
