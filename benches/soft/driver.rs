@@ -8,11 +8,12 @@ use procfs::process::Process;
 use procfs::{CurrentSI, KernelStats};
 use serde::Serialize;
 
+use crate::available::Available;
 use crate::job::Subject;
 use crate::plan::{Peer, Row};
 use crate::summary::Summary;
 use crate::trial::Trial;
-use crate::{Settings, place, plan, report, trial, ucx};
+use crate::{Settings, place, plan, report, trial};
 
 const ROUNDS: u32 = 5;
 const QUICK_ROUNDS: u32 = 2;
@@ -65,15 +66,11 @@ fn courses(settings: &Settings) -> Result<Vec<Course>> {
         rows.retain(|row| row.name.contains(only));
         ensure!(!rows.is_empty(), "no row is called {only:?}; there are:\n  {}", names.join("\n  "));
     }
-    let (cpus, ucx) = (place::cpus()?.len(), ucx::is_installed());
+    let (cpus, available) = (place::cpus()?.len(), Available::look());
     let course = |row: Row| {
-        let skipped = if row.peer == Some(Peer::Ucx) && !ucx {
-            Some("ucx_perftest is not installed (Debian: apt-get install ucx-utils)")
-        } else if row.placement == plan::Placement::TwoCores && cpus < 2 {
-            Some("this process may use one CPU only")
-        } else {
-            None
-        };
+        let one_cpu = row.placement == plan::Placement::TwoCores && cpus < 2;
+        let skipped = row.peer.and_then(|peer| available.lacks(peer));
+        let skipped = skipped.or(one_cpu.then_some("this process may use one CPU only"));
         Course { row, rounds: Vec::new(), skipped, failed: None }
     };
     Ok(rows.into_iter().map(course).collect())

@@ -18,6 +18,12 @@ pub enum Subject {
     Ours(Mode),
     /// A plain tokio socket.
     Sockets,
+    /// Two processes that sleep in `epoll` until the other one writes to an `eventfd`: what waking costs.
+    EventFd,
+    /// One process that copies memory, all of it in the cache: what a write costs at least.
+    Copy,
+    /// One process, of which one task gives the runtime its turn and gets it back.
+    Yield,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +47,27 @@ pub enum Exchange {
     Read { size: usize },
     /// A connection with receives posted on which nothing happens.
     Idle,
+    /// A round trip of which half counts.
+    OneWay { size: usize },
+    /// As many messages as go, with many under way.
+    Sends { size: usize },
+    /// As `Sends`, posted by the batch.
+    BatchedSends { size: usize },
+    /// A write of eight bytes there and one back, of which half counts. Each side looks at its exposed memory until it sees them.
+    WriteSeen,
+    /// One write after the other.
+    SingleWrite { size: usize },
+    /// As `Write`, all from one buffer.
+    SameWrite { chunk: usize },
+    /// Reads that are complete at their first poll.
+    ReadAtOnce { size: usize },
+}
+
+impl Subject {
+    /// Whether it has no server.
+    pub fn is_alone(self) -> bool {
+        matches!(self, Self::Copy | Self::Yield)
+    }
 }
 
 /// How long to go on.
@@ -65,11 +92,11 @@ pub struct Usage {
 /// What a client found.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Found {
-    /// Microseconds a round trip or a read (the median), or MB/s; nothing when idle.
+    /// Microseconds of an exchange (the median), MB/s, or millions of messages a second; nothing when idle.
     pub value: Option<f64>,
     /// The 99th percentile of latencies.
     pub p99: Option<f64>,
-    /// Round trips, reads or chunks.
+    /// Round trips, operations or chunks.
     pub exchanges: u64,
     pub usage: Usage,
 }

@@ -1,4 +1,4 @@
-//! The software device beside plain tokio sockets (and UCX, for reads): `cargo bench --bench soft`.
+//! The software device beside plain tokio sockets, UCX, iceoryx2 and bare system calls: `cargo bench --bench soft`.
 //!
 //! Two processes for each figure, ours and the peer's back to back in every round, each in two placements: on two CPUs and
 //! on one. Where the scheduler puts two sleeping processes decides more than anything that they do, so both are pinned
@@ -6,10 +6,13 @@
 //!
 //! ```text
 //! driver ── plan (the rows) ── rounds ── trial ──▶ server process ◀── socket ──▶ client process
-//!    └── summary (medians, aims) ── report (table, JSON)    └──────── role: ours · sockets ───┘
+//!    └── summary (medians, aims) ── report (table, JSON)    ├──── role: ours · sockets · eventfd ────┘
+//!                                                           └── other programs: ucx · iceoryx2
 //! ```
 
+mod available;
 mod driver;
+mod iceoryx2;
 mod job;
 mod measure;
 mod place;
@@ -33,8 +36,14 @@ use tokio_rdma::Address;
 use crate::job::Job;
 use crate::place::Place;
 
+const AFTER_HELP: &str =
+    "Peers that are other programs are found by PATH, and their rows told as skipped where they are not:
+  ucx_perftest     UCX's benchmark (Debian: ucx-utils)
+  iceoryx2-peer    peers/iceoryx2 (`cargo xtask bench soft --iceoryx2` builds it)
+All run on the first two CPUs that this process may use. `taskset` chooses others, where those are threads of one core.";
+
 #[derive(Parser)]
-#[command(name = "soft", about, args_conflicts_with_subcommands = true)]
+#[command(name = "soft", about, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
     child: Option<Child>,
@@ -85,6 +94,14 @@ enum Child {
         job: Job,
         at: Address,
     },
+    /// Measures without a server, and tells the result.
+    #[command(hide = true)]
+    Alone {
+        #[command(flatten)]
+        place: Place,
+        #[arg(value_parser = Job::parse)]
+        job: Job,
+    },
     /// Becomes another program, in its place.
     #[command(hide = true)]
     Exec {
@@ -109,6 +126,10 @@ fn main() -> Result<ExitCode> {
         Some(Child::Client { place, job, at }) => {
             place.take()?;
             role::measure(&job, &at)?;
+        }
+        Some(Child::Alone { place, job }) => {
+            place.take()?;
+            role::measure_alone(&job)?;
         }
         Some(Child::Exec { place, command }) => {
             place.take()?;

@@ -40,6 +40,8 @@ fn used() -> Result<(Duration, u64)> {
 /// Times exchanges one by one, after a warm-up.
 pub struct Laps {
     pace: Pace,
+    /// What is told of a lap is its time divided by this.
+    parts: u32,
     since: Instant,
     last: Instant,
     meter: Option<Meter>,
@@ -51,7 +53,13 @@ impl Laps {
         let now = Instant::now();
         // From a nanosecond to ten seconds, to three digits.
         let nanoseconds = Histogram::new_with_bounds(1, 10_000_000_000, 3)?;
-        Ok(Self { pace: *pace, since: now, last: now, meter: None, nanoseconds })
+        Ok(Self { pace: *pace, parts: 1, since: now, last: now, meter: None, nanoseconds })
+    }
+
+    /// Each lap is so many times what is to be told: both ways of a round trip, or operations too short to be timed alone.
+    pub fn of(mut self, parts: u32) -> Self {
+        self.parts = parts;
+        self
     }
 
     /// An exchange has just ended. Tells whether there is time for another.
@@ -72,7 +80,8 @@ impl Laps {
 
     pub fn found(&self) -> Result<Found> {
         let usage = self.meter.as_ref().map(Meter::read).transpose()?.unwrap_or_default();
-        let microseconds = |quantile| Some(self.nanoseconds.value_at_quantile(quantile) as f64 / 1e3);
+        let microseconds =
+            |quantile| Some(self.nanoseconds.value_at_quantile(quantile) as f64 / 1e3 / f64::from(self.parts));
         Ok(Found { value: microseconds(0.5), p99: microseconds(0.99), exchanges: self.nanoseconds.len(), usage })
     }
 }
@@ -83,8 +92,13 @@ pub trait Push {
     fn push(&mut self, chunks: u64) -> impl Future<Output = Result<()>> + Send;
 }
 
-pub async fn throughput(pace: &Pace, chunk: usize, mut way: impl Push) -> Result<Found> {
-    let warm_up = (pace.warm_up_bytes / chunk).max(1) as u64;
+/// In MB/s.
+pub async fn throughput(pace: &Pace, chunk: usize, way: impl Push) -> Result<Found> {
+    rate(pace, (pace.warm_up_bytes / chunk).max(1) as u64, chunk as f64 / 1e6, way).await
+}
+
+/// In `unit`s of a chunk a second, after so many chunks.
+pub async fn rate(pace: &Pace, warm_up: u64, unit: f64, mut way: impl Push) -> Result<Found> {
     let start = Instant::now();
     way.push(warm_up).await?;
     let rate = warm_up as f64 / start.elapsed().as_secs_f64();
@@ -94,6 +108,5 @@ pub async fn throughput(pace: &Pace, chunk: usize, mut way: impl Push) -> Result
     let start = Instant::now();
     way.push(chunks).await?;
     let elapsed = start.elapsed().as_secs_f64();
-    let megabytes = chunks as f64 * chunk as f64 / 1e6;
-    Ok(Found { value: Some(megabytes / elapsed), p99: None, exchanges: chunks, usage: meter.read()? })
+    Ok(Found { value: Some(chunks as f64 * unit / elapsed), p99: None, exchanges: chunks, usage: meter.read()? })
 }

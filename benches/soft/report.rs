@@ -32,7 +32,7 @@ pub fn print(courses: &[Course], summaries: &[Summary], rounds: u32, took: Durat
         took.as_secs_f64()
     );
     println!(
-        "Latency: the p50 within each round, of whole round trips. Spread: (max - min) / median over rounds. MB = 10^6 bytes."
+        "Latency: the p50 within each round, of whole round trips or of their half, as the unit says. Spread: (max - min) / median over rounds. MB = 10^6 bytes."
     );
     if !summaries.is_empty() {
         let foreign = summaries.iter().map(Summary::foreign_cpus).sum::<f64>() / summaries.len() as f64;

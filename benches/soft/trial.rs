@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
+use crate::iceoryx2;
 use crate::job::{Exchange, Found, Job, Subject, Usage};
 use crate::place::Place;
 use crate::plan::{Link, Peer, Row};
-use crate::ucx;
 
 /// Longer than any trial by far; whoever has not ended by then never will.
 const LIMIT: Duration = Duration::from_secs(15);
@@ -34,8 +34,15 @@ pub struct Trial {
 pub async fn run(row: &Row, contender: Peer, cpus: (usize, usize), quick: bool) -> Result<Trial> {
     let trial = async {
         match contender {
-            Peer::Subject(subject) => of_ours(row, subject, cpus, quick).await,
-            Peer::Ucx => ucx::get(&row.job(Subject::Sockets, quick), cpus).await,
+            Peer::Subject(subject) if subject.is_alone() => alone(row, subject, cpus.1, quick).await,
+            Peer::Subject(subject) => of_two(row, subject, cpus, quick).await,
+            Peer::Ucx(test) => test.run(&row.exchange, &row.pace(quick), cpus).await,
+            Peer::UcxAndYield(test) => {
+                let operation = test.run(&row.exchange, &row.pace(quick), cpus).await?;
+                let turn = alone(row, Subject::Yield, cpus.1, quick).await?;
+                Ok(Trial::of_value(operation.value + turn.value))
+            }
+            Peer::Iceoryx2 => iceoryx2::run(&row.exchange, &row.pace(quick), cpus).await,
         }
     };
     match tokio::time::timeout(LIMIT, trial).await {
@@ -44,7 +51,7 @@ pub async fn run(row: &Row, contender: Peer, cpus: (usize, usize), quick: bool) 
     }
 }
 
-async fn of_ours(row: &Row, subject: Subject, cpus: (usize, usize), quick: bool) -> Result<Trial> {
+async fn of_two(row: &Row, subject: Subject, cpus: (usize, usize), quick: bool) -> Result<Trial> {
     let job = row.job(subject, quick);
     let text = serde_json::to_string(&job)?;
     let dir = tempfile::tempdir()?;
@@ -63,7 +70,21 @@ async fn of_ours(row: &Row, subject: Subject, cpus: (usize, usize), quick: bool)
     Ok(Trial::of(&job, &found, &used))
 }
 
+/// Of one process.
+async fn alone(row: &Row, subject: Subject, cpu: usize, quick: bool) -> Result<Trial> {
+    let job = row.job(subject, quick);
+    let mut process = Process::start("alone", cpu, "sockets", [serde_json::to_string(&job)?])?;
+    let found: Found = process.line().await?;
+    process.end().await?;
+    Ok(Trial::of(&job, &found, &Usage::default()))
+}
+
 impl Trial {
+    /// Of another program, which tells no more.
+    pub fn of_value(value: f64) -> Self {
+        Self { value, p99: None, cpu: None, switches: None }
+    }
+
     fn of(job: &Job, client: &Found, server: &Usage) -> Self {
         let share = |usage: &Usage| 100.0 * usage.cpu.as_secs_f64() / usage.wall.as_secs_f64();
         let mut cpu = share(&client.usage);

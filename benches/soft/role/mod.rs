@@ -1,12 +1,14 @@
 //! What the two processes of a trial do.
 
+mod alone;
+mod eventfd;
 mod ours;
 mod sockets;
 
 use std::io::Write;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Serialize;
 use tokio_rdma::Address;
 
@@ -21,6 +23,8 @@ pub fn serve(job: &Job, at: &Address) -> Result<()> {
         match job.subject {
             Subject::Ours(mode) => ours::serve(&job, mode, &at).await,
             Subject::Sockets => sockets::serve(&job, &at).await,
+            Subject::EventFd => eventfd::serve(&at),
+            Subject::Copy | Subject::Yield => bail!("{:?} has no server", job.subject),
         }
     })?;
     tell(&used)
@@ -32,6 +36,20 @@ pub fn measure(job: &Job, at: &Address) -> Result<()> {
         match job.subject {
             Subject::Ours(mode) => ours::measure(&job, mode, &at).await,
             Subject::Sockets => sockets::measure(&job, &at).await,
+            Subject::EventFd => eventfd::measure(&job.pace, &at),
+            Subject::Copy | Subject::Yield => bail!("{:?} has no server", job.subject),
+        }
+    })?;
+    tell(&found)
+}
+
+pub fn measure_alone(job: &Job) -> Result<()> {
+    let job = *job;
+    let found = run(async move {
+        match job.subject {
+            Subject::Copy => alone::copies(&job),
+            Subject::Yield => alone::yields(&job.pace).await,
+            other => bail!("{other:?} needs a server"),
         }
     })?;
     tell(&found)

@@ -1,17 +1,18 @@
 //! The software device, used as a program would use it.
 
-use std::collections::VecDeque;
+mod messages;
+mod one_sided;
 
 use anyhow::{Context, Result, bail, ensure};
-use tokio_rdma::op::{OpError, ReceiveOp, Received, WriteOp};
+use tokio_rdma::op::{OpError, ReceiveOp};
 use tokio_rdma::{
-    Access, Address, Buffer, BufferPool, CompletionMode, Connection, Device, Error, ExposedRegion, Listener,
-    ProtectionDomain, RemoteRegion,
+    Access, Address, Buffer, CompletionMode, Connection, Device, Error, ExposedRegion, Listener, ProtectionDomain,
+    RemoteRegion,
 };
 
 use super::{SETTLE, announce};
 use crate::job::{Exchange, Found, Job, Mode, Pace, Usage};
-use crate::measure::{Laps, Meter, Push, throughput};
+use crate::measure::Meter;
 
 /// Writes in flight.
 pub const IN_FLIGHT: usize = 16;
@@ -21,35 +22,77 @@ const IDLE_RECEIVES: usize = 16;
 
 pub async fn serve(job: &Job, mode: Mode, at: &Address) -> Result<Usage> {
     let domain = domain(mode)?;
-    let exposed = match job.exchange {
-        Exchange::Write { chunk: len } | Exchange::Read { size: len } => Some(expose(&domain, len)?),
-        Exchange::RoundTrip { .. } | Exchange::Idle => None,
-    };
-    let listener = Listener::builder(&domain).connections(|connection| match &exposed {
-        Some(region) => connection.private_data(region.remote().to_bytes()),
-        None => connection,
+    let exposed = exposed_len(&job.exchange).map(|len| expose(&domain, len)).transpose()?;
+    let listener = Listener::builder(&domain).connections(|connection| {
+        let connection = match job.exchange {
+            Exchange::Sends { .. } | Exchange::BatchedSends { .. } => connection.receive_depth(messages::RECEIVES),
+            _ => connection,
+        };
+        match &exposed {
+            Some(region) => connection.private_data(region.remote().to_bytes()),
+            None => connection,
+        }
     });
     let listener = listener.bind(at).await?;
     announce(listener.local_address())?;
     let connection = listener.accept().await?;
     let meter = Meter::start()?;
-    match job.exchange {
-        Exchange::RoundTrip { size } => echo(&connection, size).await?,
-        Exchange::Write { .. } | Exchange::Read { .. } => drop(connection.closed().await),
-        Exchange::Idle => return idle(&connection, &job.pace).await,
+    match (job.exchange, &exposed) {
+        (Exchange::RoundTrip { size } | Exchange::OneWay { size }, _) => messages::echo(&connection, size).await?,
+        (Exchange::Sends { size } | Exchange::BatchedSends { size }, _) => messages::take(&connection, size).await?,
+        (Exchange::Idle, _) => return idle(&connection, &job.pace).await,
+        (Exchange::WriteSeen, Some(region)) => one_sided::answer_writes(&connection, region).await?,
+        (
+            Exchange::Write { .. }
+            | Exchange::Read { .. }
+            | Exchange::WriteSeen
+            | Exchange::SingleWrite { .. }
+            | Exchange::SameWrite { .. }
+            | Exchange::ReadAtOnce { .. },
+            _,
+        ) => drop(connection.closed().await),
     }
     meter.read()
 }
 
 pub async fn measure(job: &Job, mode: Mode, at: &Address) -> Result<Found> {
-    let connection = Connection::connect(&domain(mode)?, at).await?;
-    match job.exchange {
-        Exchange::RoundTrip { size } => round_trips(&connection, size, &job.pace).await,
-        Exchange::Write { chunk } => writes(&connection, chunk, &job.pace).await,
-        Exchange::Read { size } => reads(&connection, size, &job.pace).await,
-        Exchange::Idle => {
-            Ok(Found { value: None, p99: None, exchanges: 0, usage: idle(&connection, &job.pace).await? })
+    let (domain, pace) = (domain(mode)?, &job.pace);
+    let mirror = (job.exchange == Exchange::WriteSeen).then(|| expose(&domain, one_sided::WORD)).transpose()?;
+    let connecting = Connection::builder(&domain);
+    let connecting = match &mirror {
+        Some(region) => connecting.private_data(region.remote().to_bytes()),
+        None => connecting,
+    };
+    let connection = connecting.connect(at).await?;
+    match (job.exchange, &mirror) {
+        (Exchange::RoundTrip { size }, _) => messages::round_trips(&connection, size, 1, pace).await,
+        (Exchange::OneWay { size }, _) => messages::round_trips(&connection, size, 2, pace).await,
+        (Exchange::Sends { size }, _) => messages::sends(&connection, size, pace).await,
+        (Exchange::BatchedSends { size }, _) => messages::batched_sends(&connection, size, pace).await,
+        (Exchange::Write { chunk }, _) => one_sided::writes(&connection, chunk, pace).await,
+        (Exchange::SameWrite { chunk }, _) => one_sided::same_writes(&connection, chunk, pace).await,
+        (Exchange::SingleWrite { size }, _) => one_sided::single_writes(&connection, size, pace).await,
+        (Exchange::WriteSeen, Some(mirror)) => one_sided::writes_seen(&connection, mirror, pace).await,
+        (Exchange::WriteSeen, None) => bail!("nothing to see the answers in"),
+        (Exchange::Read { size }, _) => one_sided::reads(&connection, size, pace).await,
+        (Exchange::ReadAtOnce { size }, _) => one_sided::reads_at_once(&connection, size, pace).await,
+        (Exchange::Idle, _) => {
+            Ok(Found { value: None, p99: None, exchanges: 0, usage: idle(&connection, pace).await? })
         }
+    }
+}
+
+/// How much memory of the server the client uses by itself.
+fn exposed_len(exchange: &Exchange) -> Option<usize> {
+    match *exchange {
+        Exchange::Write { chunk: len }
+        | Exchange::SameWrite { chunk: len }
+        | Exchange::SingleWrite { size: len }
+        | Exchange::Read { size: len }
+        | Exchange::ReadAtOnce { size: len } => Some(len),
+        Exchange::WriteSeen => Some(one_sided::WORD),
+        Exchange::RoundTrip { .. } | Exchange::OneWay { .. } => None,
+        Exchange::Sends { .. } | Exchange::BatchedSends { .. } | Exchange::Idle => None,
     }
 }
 
@@ -74,39 +117,6 @@ fn posted(connection: &Connection, buffer: Buffer) -> Result<ReceiveOp<Buffer>> 
     Ok(receive)
 }
 
-/// Three buffers go round: a message on its way, a receive that waits for the answer, and one for the answer after that.
-async fn round_trips(connection: &Connection, size: usize, pace: &Pace) -> Result<Found> {
-    let domain = connection.domain();
-    let (mut message, mut spare) = (domain.alloc(size)?, domain.alloc(size)?);
-    let mut receive = posted(connection, domain.alloc(size)?)?;
-    let mut laps = Laps::start(pace)?;
-    loop {
-        let next = posted(connection, spare)?;
-        let (sent, answer) = tokio::try_join!(connection.send(message), receive)?;
-        ensure!(answer.len == size, "{} bytes came back instead of {size}", answer.len);
-        (message, spare, receive) = (sent, answer.buffer, next);
-        if !laps.lap()? {
-            return laps.found();
-        }
-    }
-}
-
-/// Sends back what comes, until the client goes.
-async fn echo(connection: &Connection, size: usize) -> Result<()> {
-    let domain = connection.domain();
-    let mut spare = domain.alloc(size)?;
-    let mut received = posted(connection, domain.alloc(size)?)?.await;
-    loop {
-        let Some(Received { buffer, .. }) = until_closed(received)? else { return Ok(()) };
-        let next = posted(connection, spare)?;
-        let sent;
-        (sent, received) = tokio::join!(connection.send(buffer), next);
-        // The client goes when it has its last answer; the acknowledgement may be lost with it.
-        let Some(buffer) = until_closed(sent)? else { return Ok(()) };
-        spare = buffer;
-    }
-}
-
 /// `None`: the connection was closed.
 fn until_closed<T>(result: Result<T, OpError<Buffer>>) -> Result<Option<T>> {
     match result {
@@ -117,52 +127,7 @@ fn until_closed<T>(result: Result<T, OpError<Buffer>>) -> Result<Option<T>> {
 }
 
 fn remote(connection: &Connection) -> Result<RemoteRegion> {
-    RemoteRegion::from_bytes(connection.peer_private_data()).context("the server's region")
-}
-
-async fn writes(connection: &Connection, chunk: usize, pace: &Pace) -> Result<Found> {
-    let remote = remote(connection)?;
-    let pool = BufferPool::new(connection.domain(), chunk, IN_FLIGHT)?;
-    throughput(pace, chunk, Writes { connection, remote, pool }).await
-}
-
-struct Writes<'a> {
-    connection: &'a Connection,
-    remote: RemoteRegion,
-    pool: BufferPool,
-}
-
-impl Push for Writes<'_> {
-    async fn push(&mut self, chunks: u64) -> Result<()> {
-        // They complete in the order of posting, and give their buffers back to the pool.
-        let mut in_flight = VecDeque::<WriteOp<Buffer>>::with_capacity(IN_FLIGHT);
-        for _ in 0..chunks {
-            if in_flight.len() == IN_FLIGHT {
-                if let Some(oldest) = in_flight.pop_front() {
-                    oldest.await?;
-                }
-            }
-            let mut write = self.connection.write(self.pool.get().await, &self.remote);
-            write.try_post()?;
-            in_flight.push_back(write);
-        }
-        for write in in_flight {
-            write.await?;
-        }
-        Ok(())
-    }
-}
-
-async fn reads(connection: &Connection, size: usize, pace: &Pace) -> Result<Found> {
-    let remote = remote(connection)?;
-    let mut buffer = connection.domain().alloc(size)?;
-    let mut laps = Laps::start(pace)?;
-    loop {
-        buffer = connection.read(buffer, &remote).await?;
-        if !laps.lap()? {
-            return laps.found();
-        }
-    }
+    RemoteRegion::from_bytes(connection.peer_private_data()).context("the peer's region")
 }
 
 async fn idle(connection: &Connection, pace: &Pace) -> Result<Usage> {

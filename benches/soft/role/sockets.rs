@@ -56,7 +56,7 @@ async fn answer(job: &Job, mut stream: impl Stream) -> Result<Usage> {
         Exchange::RoundTrip { size } => echo(&mut stream, size).await,
         Exchange::Write { chunk } => take(&mut stream, chunk).await,
         Exchange::Read { size } => give(&mut stream, size).await,
-        Exchange::Idle => bail!("sockets are not measured when idle"),
+        other => bail!("sockets are not measured with {other:?}"),
     };
     match served {
         // The client has what it wanted.
@@ -71,7 +71,7 @@ async fn ask(job: &Job, stream: impl Stream) -> Result<Found> {
         Exchange::RoundTrip { size } => exchange(stream, size, size, &job.pace).await,
         Exchange::Read { size } => exchange(stream, REQUEST, size, &job.pace).await,
         Exchange::Write { chunk } => push(stream, chunk, &job.pace).await,
-        Exchange::Idle => bail!("sockets are not measured when idle"),
+        other => bail!("sockets are not measured with {other:?}"),
     }
 }
 
