@@ -108,17 +108,20 @@ pub(crate) enum Abandoned<B> {
     Gone,
 }
 
-/// Wakes whoever is in it when it is dropped: declare it before a guard, and it acts after the guard.
-/// One for posting, which adds one at most, and one for undoing that.
+/// Wakes whoever is in it when it is dropped, and drops the waker that was replaced: that may run foreign code, so declare it before
+/// a guard, and it acts after the guard. One for posting, which adds one at most, and one for undoing that.
 #[derive(Debug, Default)]
-pub(crate) struct WakeLater(Option<Waker>);
+pub(crate) struct WakeLater {
+    next: Option<Waker>,
+    replaced: Option<Waker>,
+}
 
 impl WakeLater {
     #[inline]
     fn add(&mut self, waker: Option<Waker>) {
         if waker.is_some() {
-            debug_assert!(self.0.is_none());
-            wake(std::mem::replace(&mut self.0, waker));
+            debug_assert!(self.next.is_none());
+            wake(std::mem::replace(&mut self.next, waker));
         }
     }
 }
@@ -126,7 +129,7 @@ impl WakeLater {
 impl Drop for WakeLater {
     #[inline]
     fn drop(&mut self) {
-        wake(self.0.take());
+        wake(self.next.take());
     }
 }
 
@@ -350,11 +353,9 @@ impl<B> Table<B> {
         cx: Option<&mut Context<'_>>,
         wake: &mut WakeLater,
     ) -> Poll<Result<Key, Refused>> {
-        // Declared before the guard, so dropped after it.
-        let mut replaced = None;
         let waker = cx.as_ref().map(|cx| cx.waker().clone());
         let mut state = self.state.lock();
-        match state.take_places(self.depth, 1, ticket, cx, &mut replaced) {
+        match state.take_places(self.depth, 1, ticket, cx, &mut wake.replaced) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(reason)) => return Poll::Ready(Err(Refused::Closed(reason))),
             Poll::Ready(Ok(())) => {}

@@ -33,12 +33,24 @@ impl AnyBuffer {
         }
     }
 
-    /// The entry of a buffer that is in one piece, or that it has none as it is empty; `None` for the others.
+    /// The entry of memory that is in one piece, or that it has none as it is empty; `None` for a list.
     #[inline]
     pub(crate) fn only_sge(&self) -> Option<Option<Sge>> {
         match self {
             Self::Buffer(buffer) => Some(buffer.piece().sge()),
-            _ => None,
+            _ => self.only_sge_of_others(),
+        }
+    }
+
+    #[inline(never)]
+    fn only_sge_of_others(&self) -> Option<Option<Sge>> {
+        match self {
+            Self::None => Some(None),
+            Self::Buffer(buffer) => Some(buffer.piece().sge()),
+            Self::Shared(shared) => Some(shared.piece().sge()),
+            Self::List(_) => None,
+            #[cfg(feature = "cuda")]
+            Self::Gpu(buffer) => Some(buffer.sge()),
         }
     }
 

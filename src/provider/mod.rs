@@ -106,7 +106,7 @@ pub struct WorkCompletion {
     pub wr_id: u64,
     pub status: WcStatus,
     pub opcode: Opcode,
-    /// Bytes received (receive side) or moved.
+    /// Bytes received; of a request it says nothing.
     pub byte_len: u32,
     pub imm: Option<u32>,
     pub vendor_error: u32,

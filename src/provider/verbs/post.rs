@@ -462,6 +462,92 @@ mod tests {
         assert_eq!(translate(&immediate).opcode, sys::IBV_WR_SEND_WITH_IMM);
     }
 
+    thread_local! {
+        /// What the fake provider was given: each list of requests, as far as these tests look.
+        static POSTED: std::cell::RefCell<Vec<Vec<Posted>>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+
+    #[derive(Debug, PartialEq)]
+    struct Posted {
+        wr_id: u64,
+        opcode: u32,
+        flags: u32,
+        entries: Vec<(u64, u32, u32)>,
+    }
+
+    /// Takes everything but requests of the id 13.
+    unsafe extern "C" fn take(
+        _: *mut sys::ibv_qp,
+        mut wr: *mut sys::ibv_send_wr,
+        bad: *mut *mut sys::ibv_send_wr,
+    ) -> std::ffi::c_int {
+        let mut list = Vec::new();
+        // SAFETY: a chain of requests with their entries is what is posted; `bad` is the caller's place.
+        unsafe {
+            while let Some(request) = wr.as_ref() {
+                if request.wr_id == 13 {
+                    *bad = wr;
+                    return libc::ENOMEM;
+                }
+                let entries = std::slice::from_raw_parts(
+                    if request.num_sge == 0 { NonNull::dangling().as_ptr() } else { request.sg_list },
+                    request.num_sge as usize,
+                );
+                list.push(Posted {
+                    wr_id: request.wr_id,
+                    opcode: request.opcode,
+                    flags: request.send_flags,
+                    entries: entries.iter().map(|entry| (entry.addr, entry.length, entry.lkey)).collect(),
+                });
+                wr = request.next;
+            }
+        }
+        POSTED.with_borrow_mut(|posted| posted.push(list));
+        0
+    }
+
+    #[test]
+    fn nothing_of_an_earlier_request_is_left_in_the_next() {
+        // SAFETY: integers, pointers, optional functions, and glibc's plain pthread types: zero is a value of each.
+        let (mut context, mut pair): (sys::ibv_context, sys::ibv_qp) = unsafe { std::mem::zeroed() };
+        context.ops.post_send = Some(take);
+        pair.context = &raw mut context;
+        let mut queue = SendQueue::new(NonNull::from(&mut pair), 1, 1 << 20);
+        let remote = RemoteAddress { address: 0x1000, rkey: 5 };
+        let flags = sys::IBV_SEND_SIGNALED;
+        let expect = |wr_id, opcode, flags, entries: &[(u64, u32, u32)]| {
+            let posted = POSTED.with_borrow_mut(std::mem::take);
+            assert_eq!(posted, [[Posted { wr_id, opcode, flags, entries: entries.to_vec() }]]);
+        };
+
+        queue.set_entry(Some(sge(0x10, 1, 11)));
+        queue.post_one(1, |op| *op = WrOp::Write { remote, imm: Some(7) }, true).unwrap();
+        expect(1, sys::IBV_WR_RDMA_WRITE_WITH_IMM, flags | sys::IBV_SEND_INLINE, &[(0x10, 1, 11)]);
+
+        queue.set_entry(None);
+        queue.post_one(2, |op| *op = WrOp::Send { imm: None, patience: 0 }, false).unwrap();
+        expect(2, sys::IBV_WR_SEND, flags, &[]);
+
+        let five: Vec<_> = (1..=5).map(|n| sge(0x100 * n, n, n as u32)).collect();
+        queue.sges().extend(five.iter().copied());
+        queue.post_one(3, |op| *op = WrOp::Read { remote }, false).unwrap();
+        let entries = [(0x100, 1, 1), (0x200, 2, 2), (0x300, 3, 3), (0x400, 4, 4), (0x500, 5, 5)];
+        expect(3, sys::IBV_WR_RDMA_READ, flags, &entries);
+
+        queue.set_entry(Some(sge(0x20, 8, 12)));
+        let refused = queue.post_one(13, |op| *op = WrOp::FetchAdd { remote, add: 1 }, false).unwrap_err();
+        assert!(matches!(refused, PostError { accepted: 0, kind: PostErrorKind::Full }));
+
+        queue.set_entry(Some(sge(0x30, 2 << 20, 14)));
+        queue.post_one(4, |op| *op = WrOp::Write { remote, imm: None }, false).unwrap();
+        expect(4, sys::IBV_WR_RDMA_WRITE, flags, &[(0x30, 1 << 20, 14)]);
+
+        queue.close();
+        let closed = queue.post_one(5, |op| *op = WrOp::Read { remote }, false).unwrap_err();
+        assert!(matches!(closed.kind, PostErrorKind::Closed(_)));
+        assert!(POSTED.with_borrow(Vec::is_empty));
+    }
+
     #[test]
     fn a_full_queue_is_told_apart() {
         assert!(matches!(posted(libc::ENOMEM, || 3), Err(PostError { accepted: 3, kind: PostErrorKind::Full })));

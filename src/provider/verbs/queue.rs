@@ -320,6 +320,14 @@ mod tests {
     }
 
     #[test]
+    fn a_request_tells_its_id_and_its_queue_pair() {
+        let wc = sys::ibv_wc { wr_id: 7, opcode: sys::IBV_WC_RDMA_READ, qp_num: 5, wc_flags: !0, ..completion() };
+        let translated = translate(&wc, WcStatus::Success);
+        assert_eq!((translated.wr_id, translated.source, translated.opcode), (7, 5, Opcode::Request));
+        assert_eq!((translated.status, translated.imm), (WcStatus::Success, None));
+    }
+
+    #[test]
     fn nothing_else_is_read_from_a_failed_completion() {
         let garbage = sys::ibv_wc { wr_id: 7, byte_len: !0, wc_flags: !0, opcode: !0, vendor_err: 9, ..completion() };
         let translated = translate(&garbage, WcStatus::Flushed);
