@@ -59,14 +59,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// The program in `peers/iceoryx2`, which is a workspace of its own.
 fn build_iceoryx2() -> Result<Utf8PathBuf> {
-    let build = Command::new("cargo build --release --locked --message-format=json").dir("peers/iceoryx2");
-    let mut program = None;
-    for message in cargo_metadata::Message::parse_stream(build.stdout()?.as_bytes()) {
-        if let cargo_metadata::Message::CompilerArtifact(artifact) = message? {
-            program = artifact.executable.or(program);
-        }
-    }
-    program.context("cargo built no program in peers/iceoryx2")
+    let build = Command::new("cargo build --release --locked").dir("peers/iceoryx2");
+    build.built().context("build peers/iceoryx2")
 }
 
 /// `PATH`, and where this program is before all else.

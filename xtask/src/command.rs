@@ -6,6 +6,8 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use cargo_metadata::Message;
+use cargo_metadata::camino::Utf8PathBuf;
 
 /// One command may take this many seconds. The longest, a sanitized build from nothing, takes about two minutes on two
 /// cores; what takes ten times that long hangs.
@@ -86,6 +88,17 @@ impl Command {
             bail!("$ {self}\n{}\n{}", String::from_utf8_lossy(&output.stderr), output.status);
         }
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Runs cargo, and gives the program that it built, the last if there are several.
+    pub fn built(self) -> Result<Utf8PathBuf> {
+        let mut program = None;
+        for message in Message::parse_stream(self.clone().arg("--message-format=json").stdout()?.as_bytes()) {
+            if let Message::CompilerArtifact(artifact) = message? {
+                program = artifact.executable.or(program);
+            }
+        }
+        program.with_context(|| format!("$ {self}\nbuilt no program"))
     }
 
     fn expression(&self) -> duct::Expression {

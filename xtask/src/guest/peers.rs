@@ -20,15 +20,8 @@ pub fn pingpong() -> Result<Utf8PathBuf> {
 pub fn async_rdma(profile: &str) -> Result<Utf8PathBuf> {
     super::install(PACKAGES)?;
     // Its folder has settings that its build needs, and its lock file is the only one that works.
-    let build = Command::new("cargo build --locked --message-format=json --profile").arg(profile);
-    let build = build.dir("peers/async-rdma");
-    let mut program = None;
-    for message in cargo_metadata::Message::parse_stream(build.stdout()?.as_bytes()) {
-        if let cargo_metadata::Message::CompilerArtifact(artifact) = message? {
-            program = artifact.executable.or(program);
-        }
-    }
-    program.context("cargo built no program in peers/async-rdma")
+    let build = Command::new("cargo build --locked --profile").arg(profile);
+    build.dir("peers/async-rdma").built().context("build peers/async-rdma")
 }
 
 /// `peers/c/verbs.c`, built into `dir`.
@@ -41,14 +34,8 @@ pub fn c_loop(dir: &Utf8Path) -> Result<Utf8PathBuf> {
 
 /// The library's own benchmark `verbs`, built, under a name that stays the same from build to build.
 pub fn ours(dir: &Utf8Path) -> Result<Utf8PathBuf> {
-    let build = Command::new("cargo bench --no-run --message-format=json --package tokio-rdma --bench verbs");
-    let mut built = None;
-    for message in cargo_metadata::Message::parse_stream(build.stdout()?.as_bytes()) {
-        if let cargo_metadata::Message::CompilerArtifact(artifact) = message? {
-            built = artifact.executable.or(built);
-        }
-    }
+    let built = Command::new("cargo bench --no-run --package tokio-rdma --bench verbs").built()?;
     let program = dir.join("ours");
-    fs::copy(built.context("cargo built no benchmark")?, &program)?;
+    fs::copy(built, &program)?;
     Ok(program)
 }
