@@ -243,7 +243,7 @@ impl QueuePair {
     #[inline]
     fn submit_with(
         &self,
-        mut sender: impl PostOne,
+        sender: impl PostOne,
         fill: impl FnOnce(&mut WrOp),
         inline: bool,
         owner: &mut Option<AnyBuffer>,
@@ -251,6 +251,8 @@ impl QueuePair {
         cx: Option<&mut Context<'_>>,
     ) -> Poll<Result<Key, Rejected>> {
         let mut wake = WakeLater::default();
+        // Let go of before anybody is woken.
+        let mut sender = sender;
         if let Some(owner) = owner {
             match owner.only_sge() {
                 Some(entry) => sender.set_entry(entry),
@@ -259,22 +261,11 @@ impl QueuePair {
         }
         let key = match self.send.submit(owner, ticket, cx, &mut wake) {
             Poll::Ready(Ok(key)) => key,
-            Poll::Ready(Err(refused)) => {
-                drop(sender);
-                return Poll::Ready(Err(refused.into()));
-            }
-            Poll::Pending => {
-                drop(sender);
-                return Poll::Pending;
-            }
+            Poll::Ready(Err(refused)) => return Poll::Ready(Err(refused.into())),
+            Poll::Pending => return Poll::Pending,
         };
-        let posted = sender.post_one(self.wr_id(Side::Send, key), fill, inline);
-        // Before anybody is woken.
-        match posted {
-            Ok(()) => {
-                drop(sender);
-                Poll::Ready(Ok(key))
-            }
+        match sender.post_one(self.wr_id(Side::Send, key), fill, inline) {
+            Ok(()) => Poll::Ready(Ok(key)),
             Err(error) => Poll::Ready(self.not_posted(Side::Send, key, owner, error, sender)),
         }
     }

@@ -37,16 +37,22 @@ pub(super) struct SendQueue {
 /// The next single request, in its place: what an operation does not use keeps what an earlier one left there.
 struct One {
     wr: sys::ibv_send_wr,
-    entries: [sys::ibv_sge; FEW],
-    /// How many of those, or more than there is room for if it has a list.
-    count: usize,
-    /// For more entries than there are places.
+    entry: sys::ibv_sge,
+    entries: Entries,
+    /// Those of memory in several pieces.
     sges: SgeList,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Entries {
+    None = 0,
+    One = 1,
+    List,
 }
 
 impl std::fmt::Debug for One {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("One").field("count", &self.count).field("sges", &self.sges.len()).finish_non_exhaustive()
+        f.debug_struct("One").field("entries", &self.entries).field("sges", &self.sges.len()).finish_non_exhaustive()
     }
 }
 
@@ -157,8 +163,8 @@ impl Request for sys::ibv_recv_wr {
 
 impl SendQueue {
     pub(super) fn new(pair: NonNull<sys::ibv_qp>, depth: u32, longest: u32) -> Self {
-        let entries = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; FEW];
-        let one = One { wr: blank(), entries, count: 0, sges: SgeList::new() };
+        let entry = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
+        let one = One { wr: blank(), entry, entries: Entries::None, sges: SgeList::new() };
         Self { pair: Some(pair), list: List::new(depth as usize, longest), one }
     }
 
@@ -169,15 +175,15 @@ impl SendQueue {
     /// The entry of the next single request, or that it has none.
     #[inline]
     pub(super) fn set_entry(&mut self, entry: Option<Sge>) {
-        self.one.count = usize::from(entry.is_some());
+        self.one.entries = if entry.is_some() { Entries::One } else { Entries::None };
         if let Some(entry) = entry {
-            self.one.entries[0] = translate_entry(&entry, self.list.longest);
+            self.one.entry = translate_entry(&entry, self.list.longest);
         }
     }
 
     /// Its entries, where there may be several: an empty list to be filled.
     pub(super) fn sges(&mut self) -> &mut SgeList {
-        self.one.count = usize::MAX;
+        self.one.entries = Entries::List;
         self.one.sges.clear();
         &mut self.one.sges
     }
@@ -186,7 +192,7 @@ impl SendQueue {
     #[inline(always)]
     pub(super) fn post_one(&mut self, wr_id: u64, fill: impl FnOnce(&mut WrOp), inline: bool) -> Result<(), PostError> {
         let one = &mut self.one;
-        let Some(pair) = self.pair.filter(|_| one.count <= FEW) else {
+        let Some(pair) = self.pair.filter(|_| one.entries != Entries::List) else {
             return self.post_less_simply(wr_id, fill, inline);
         };
         let mut op = WrOp::NOTHING;
@@ -194,8 +200,8 @@ impl SendQueue {
         // At once, so that which operation it is need not be asked again.
         describe(&mut one.wr, wr_id, op, true, inline);
         let mut bad = ptr::null_mut();
-        one.wr.link(ptr::null_mut(), one.entries.as_mut_ptr(), one.count as i32);
-        // SAFETY: as for a list; the request has no more entries than there are.
+        one.wr.link(ptr::null_mut(), &raw mut one.entry, one.entries as i32);
+        // SAFETY: as for a list; the request has one entry at most, which is there.
         let returned = unsafe { sys::ibv_post_send(pair.as_ptr(), &raw mut one.wr, &raw mut bad) };
         posted(returned, || 0)
     }
